@@ -25,7 +25,7 @@ from stockade.backends.backend import Backend, Mechanism, PlanInputs
 from stockade.backends.mechanisms import LANDLOCK_SCOPES
 from stockade.backends.mechanisms import MECHANISMS as NATIVE
 from stockade.backends.native import HOSTNAME, Native, inner_names
-from stockade.backends.plan_parts import DEVICES, by_process, within
+from stockade.backends.plan_parts import DEVICES, by_process, refuse_multicast, within
 from stockade.backends.selection import ControlChoice
 from stockade.controls import Control
 from stockade.errors import PolicyError
@@ -137,6 +137,7 @@ class BwrapInputs(msgspec.Struct, frozen=True):
 def inputs(given: PlanInputs) -> BwrapInputs:
     """Return the value that a plan is compiled from; refuse what bubblewrap cannot do."""
     resolved = given.resolved
+    refuse_multicast(given.resolved.policy, "bubblewrap makes the network")
     wanted = native.inputs(given)
     program, version = bubblewrap.which()
     _refuse_hiding(wanted)

@@ -34,6 +34,7 @@ from stockade.backends.plan_parts import (
     cpu_seconds,
     handled_rights,
     refuse_hiding,
+    refuse_multicast,
     refuse_taking_away,
     system_layout,
 )
@@ -185,6 +186,7 @@ def inputs(given: PlanInputs) -> LandlockInputs:
     refuse_hiding(grants, resolved.denied)
     if Control.PROTECT not in policy.accept:
         refuse_repositories(resolved, LandlockBackend.name)
+    refuse_multicast(policy, "without namespaces there is only the host's")
     own = policy.net != "open"
     names = (*resolved.profile.etc, *ETC, *(() if own else RESOLVER))
     return LandlockInputs(

@@ -32,6 +32,7 @@ from stockade.backends.plan_parts import (
     by_process,
     cpu_seconds,
     handled_rights,
+    refuse_multicast,
     system_layout,
     within,
 )
@@ -43,6 +44,7 @@ from stockade.gate import operations as ops
 from stockade.gate.wire import KIND_HOST_NETWORK, KIND_OWN_NETWORK
 from stockade.linux.mount_table import mounted_below
 from stockade.policy import Policy
+from stockade.policy.socket_options import MULTICAST
 from stockade.policy.values import show
 from stockade.resolve import certificates_inside, policy_text
 from stockade.resolve.config_files import NAMES as PROJECT_POLICIES
@@ -80,6 +82,8 @@ class Native(Backend):
 
     @classmethod
     def plan(cls, given: PlanInputs) -> ops.Plan:
+        if given.resolved.policy.net == "open":
+            refuse_multicast(given.resolved.policy, 'with net = "open" the network is the host\'s')
         plan = compile_plan(inputs(given))
         if given.resolved.denied and not plan.fits:
             raise PolicyError(
@@ -173,6 +177,8 @@ class NativeInputs(msgspec.Struct, frozen=True):
     gids: tuple[tuple[int, int, int], ...] = ()
     keep: int = 0
     joins_network: bool = False
+    #: Whether programs may join multicast groups.
+    multicast: bool = False
     #: How many bytes its private memory may hold, whoever writes there; 0 for any number.
     most_private: int = 0
     #: The files in which a program reads its own policy, by path.
@@ -243,6 +249,7 @@ def inputs(given: PlanInputs) -> NativeInputs:
         trust=_trust(given),
         secret_files=bool(given.trust) and any(one.inside != "env" for one in policy.secrets.values()),
         alone=tuple(grant.path for grant in grants if grant.alone),
+        multicast=MULTICAST in policy.syscalls.allow,
         **own,
     )
     sources = policy_text.FactSources.of(resolved, selection.backend)
@@ -396,6 +403,7 @@ def _namespaces(given: NativeInputs) -> ops.Op:
         ids=given.uids,
         group_ids=given.gids,
         joins_network=given.joins_network,
+        few_memberships=given.multicast,
     )
 
 

@@ -11,7 +11,8 @@ import msgspec
 
 from stockade.errors import PolicyError
 from stockade.gate import operations as ops
-from stockade.policy import Limits
+from stockade.policy import Limits, Policy
+from stockade.policy.socket_options import MULTICAST
 from stockade.policy.values import time_text
 from stockade.resolve.resolved import Grant
 
@@ -97,6 +98,15 @@ def refuse_hiding(grants: Iterable[Grant], denied: Iterable[str]) -> None:
                     f"{grant.clause}: this backend cannot hide {path} in it",
                     hint="use a backend with namespaces, or --no-toolchain",
                 )
+
+
+def refuse_multicast(policy: Policy, why: str) -> None:
+    """Refuse a policy that opens multicast where no limit of memberships can be set, and say why."""
+    if MULTICAST in policy.syscalls.allow:
+        raise PolicyError(
+            f"syscalls.allow: {MULTICAST!r} needs a network of the sandbox's own with few memberships: {why}",
+            hint='use the native backend without net = "open", or remove it',
+        )
 
 
 def refuse_taking_away(grants: Iterable[Grant], backend: str) -> None:

@@ -120,9 +120,10 @@ def _kind(word: str) -> str:
 
 def _unknown(word: str) -> PolicyError:
     from stockade.backends.seccomp import bpf, syscalls
+    from stockade.policy.socket_options import NAMES
     from stockade.policy.suggestions import closest
 
-    known = sorted({*syscalls.ALLOWED, *syscalls.REFUSED, *syscalls.ABSENT, *bpf.BOUNDED})
+    known = sorted({*syscalls.ALLOWED, *syscalls.REFUSED, *syscalls.ABSENT, *bpf.BOUNDED, *NAMES})
     near = closest(word, known)
     hint = f"did you mean the system call {near}? Write" if near else "write"
     return PolicyError(
@@ -136,7 +137,9 @@ def _is_call(word: str) -> bool:
         return False
     import pyseccomp
 
-    return int(pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, word)) >= 0
+    from stockade.policy.socket_options import is_option
+
+    return is_option(word) or int(pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, word)) >= 0
 
 
 def _path(word: str, args: argparse.Namespace) -> list[Access]:

@@ -87,6 +87,8 @@ class Namespaces(Op, frozen=True, kw_only=True):
     group_ids: tuple[tuple[int, int, int], ...] = ()
     #: The network namespace is not a new one: the last descriptor of the launch is that of a living sandbox.
     joins_network: bool = False
+    #: Programs may join multicast groups in it, but few.
+    few_memberships: bool = False
 
     @property
     def maps(self) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]:
@@ -102,6 +104,7 @@ class Namespaces(Op, frozen=True, kw_only=True):
             (wire.MAPS_EVERY_ID if self.every_id and not users else 0)
             | (wire.MADE_BY_HELPER if self.helper else 0)
             | (wire.JOINS_NETWORK if self.joins_network else 0)
+            | (wire.FEW_MEMBERSHIPS if self.few_memberships else 0)
             | len(users) << wire.USER_ROWS_AT
             | len(groups) << wire.GROUP_ROWS_AT
         )
@@ -115,9 +118,13 @@ class Namespaces(Op, frozen=True, kw_only=True):
         by = f", made by {self.helper}" if self.helper else ""
         names = [name for name in self.names if name != "net" or not self.joins_network]
         joins = "; join the network namespace of a living sandbox" if self.joins_network else ""
-        return (
-            f"enter new namespaces{by}: {', '.join(names)}; the user namespace maps {self._mapped()}{joins}"
+        few = (
+            f"; let a socket join at most {wire.MOST_MEMBERSHIPS} IPv4 multicast groups"
+            if self.few_memberships
+            else ""
         )
+        maps = f"the user namespace maps {self._mapped()}"
+        return f"enter new namespaces{by}: {', '.join(names)}; {maps}{joins}{few}"
 
     def _mapped(self) -> str:
         users, groups = self.maps

@@ -22,7 +22,7 @@ class Action(enum.StrEnum):
     CONNECT = "connect"
     BIND = "bind"
     MOUNT = "mount"
-    #: A system call that the filter refuses.
+    #: A system call that the filter refuses, or an option of a socket.
     CALL = "call"
 
 
@@ -33,7 +33,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     action: Action
-    #: An absolute path inside, `HOST:PORT`, `unix:PATH`, or the name of a system call.
+    #: An absolute path inside, `HOST:PORT`, `unix:PATH`, or the name of a system call or a socket option.
     target: str
     other: str = ""
     #: The executable that tried it, as a path inside; "" if it is not known.

@@ -10,6 +10,8 @@ from stockade.observe import dangers
 from stockade.observe.access import Access, Action
 from stockade.observe.answer_values import Answer, PolicyChange
 from stockade.observe.view import Walls
+from stockade.policy import Policy, socket_options
+from stockade.policy.socket_options import MULTICAST
 from stockade.policy.values import show
 
 #: What refused calls are for, by the name of one of them, for those that people ask about.
@@ -27,13 +29,15 @@ PURPOSES = {
     "open_by_handle_at": "it opens files past every path",
 }
 #: Errors that the filter gives.
-REFUSALS = (errno.EPERM, errno.ENOSYS, errno.EACCES, errno.EOPNOTSUPP, errno.EAFNOSUPPORT)
+REFUSALS = (errno.EPERM, errno.ENOSYS, errno.EACCES, errno.EOPNOTSUPP, errno.EAFNOSUPPORT, errno.ENOPROTOOPT)
 
 
 def answer_call(access: Access, walls: Walls) -> Answer:
     """Answer whether a program may make a system call."""
     name = "mount" if access.action is Action.MOUNT else access.target
     policy = walls.resolved.policy
+    if socket_options.is_option(name):
+        return _answer_option(access, policy)
     answers = _answers(walls)
     decided = answers.get(name, "absent")
     wall = Control.SYSCALLS.value
@@ -71,6 +75,22 @@ def answer_call(access: Access, walls: Walls) -> Answer:
         return _refused(access, "default", f"the filter allows {name} only within bounds ({decided})")
     change = PolicyChange(toml=f"syscalls.allow = [{show(name)}]", danger=dangers.MORE_CALLS)
     return _refused(access, "syscalls.allow", f"{name} is not on the built-in list of system calls", change)
+
+
+def _answer_option(access: Access, policy: Policy) -> Answer:
+    """Answer whether a program may set an option of a socket."""
+    name, clause = access.target, socket_options.clause_for(access.target)
+    if socket_options.is_open(name) or clause in policy.syscalls.allow:
+        by = f"syscalls.allow = {show(clause)}" if clause else "default"
+        reason = f"the filter allows setsockopt with {name}"
+        return Answer(access=access, allowed=True, wall=Control.SYSCALLS.value, clause=by, reason=reason)
+    if not clause:
+        return _refused(access, "default", f"no policy can open the socket option {name}")
+    joins = clause == MULTICAST
+    why = "joining groups takes the kernel's lock of all networks" if joins else "few programs need it"
+    danger = dangers.MULTICAST if joins else dangers.MORE_CALLS
+    change = PolicyChange(toml=f"syscalls.allow = [{show(clause)}]", danger=danger)
+    return _refused(access, "syscalls.allow", f"the socket option {name} is closed: {why}", change)
 
 
 _ALONE = frozenset((*syscalls.ALONE, *syscalls.SOCKETS_ALONE[False]))

@@ -79,6 +79,10 @@ def _is_address(host: str) -> bool:
 
 NET_OPEN = "it shares the host's whole network: every host, your own network and the servers of this machine"
 MORE_CALLS = "each further call is more of the kernel that a hostile program can attack"
+MULTICAST = (
+    "a program that joins many groups holds the kernel's lock of all networks: other sandboxes and programs "
+    "of this machine wait for it"
+)
 UNPROTECT = "a tool of the host runs or obeys it: the program could run outside, as you, at your next command"
 REAL_CHANGES = (
     'in mode "rw" every change is real: no diff or commit stands between the program and your files'

@@ -15,6 +15,7 @@ import msgspec
 
 from stockade.gate import wire
 from stockade.observe.access import Access, Action
+from stockade.policy import socket_options
 
 ACTIONS = {
     wire.OBSERVED_READ: Action.READ,
@@ -99,7 +100,7 @@ def decode(content: bytes, since: Mark = START) -> Observations:
         if action is None or times <= 0:
             continue
         if action is Action.CALL:
-            target = call_name(call)
+            target, other = _option(other) or call_name(call), ""
             action = Action.MOUNT if target in MOUNTS else action
         found.append(
             Access(
@@ -112,6 +113,14 @@ def decode(content: bytes, since: Mark = START) -> Observations:
             )
         )
     return Observations(tuple(found), _cut(missed - since.missed, unread - since.unread))
+
+
+def _option(numbers: str) -> str:
+    """Return the name of a socket option from its level and number; "" for a call without one."""
+    level, _, option = numbers.partition(" ")
+    if not level.isdecimal() or not option.isdecimal():
+        return ""
+    return socket_options.name_of(int(level), int(option))
 
 
 def _cut(missed: int, unread: int) -> str:

@@ -169,7 +169,9 @@ CLAUSES: dict[str, Clause] = {
     "syscalls": Clause(
         "a table", "additions to the built-in list of system calls, and removals from it", Control.SYSCALLS
     ),
-    "syscalls.allow": Clause("names", "calls that the built-in list leaves out", Control.SYSCALLS),
+    "syscalls.allow": Clause(
+        "names", "calls and socket options that the built-in list leaves out", Control.SYSCALLS
+    ),
     "syscalls.deny": Clause("names", "further calls to refuse", Control.SYSCALLS),
     "reuse": Clause("a table", "a pool may use a sandbox for several runs, one after another"),
     "reuse.requests": Clause("a number", "how many runs one sandbox serves"),

@@ -238,7 +238,7 @@ class Syscalls(_Clauses, frozen=True):
     """System calls beyond the profile's set, and further refusals.
 
     Attributes:
-        allow: Calls that the built-in list leaves out (names).
+        allow: Calls and socket options that the built-in list leaves out (names).
         deny: Further calls to refuse (names).
     """
 
@@ -246,7 +246,7 @@ class Syscalls(_Clauses, frozen=True):
     deny: tuple[str, ...] = ()
 
     _prefix = "syscalls."
-    _checks = {"allow": values.many(values.syscall), "deny": values.many(values.syscall)}
+    _checks = {"allow": values.many(values.allowed_call), "deny": values.many(values.syscall)}
 
     if TYPE_CHECKING:
 

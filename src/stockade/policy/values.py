@@ -360,6 +360,20 @@ def syscall(key: str, value: Any) -> str:
     return name
 
 
+def allowed_call(key: str, value: Any) -> str:
+    """Check the name of a system call, or of a socket option that is closed by default."""
+    from stockade.policy.socket_options import NAMES
+
+    name = _plain(key, value, "a system call's name")
+    if name in NAMES:
+        return name
+    if name.isupper():
+        raise InvalidValueError(
+            key, value, "is not a socket option that a policy can open", nearest(name, NAMES)
+        )
+    return syscall(key, name)
+
+
 def _syscalls() -> Iterator[str]:
     import pyseccomp
 

@@ -9,6 +9,7 @@ import msgspec
 
 from stockade.controls import Control
 from stockade.gate import client, wire
+from stockade.policy.socket_options import MULTICAST
 from stockade.receipt.account import Account
 from stockade.resolve.paths.protected_paths import warnings
 from stockade.result import Outcome, Result
@@ -124,6 +125,13 @@ def result_of(
 NOBODY_TO_ASK = 'net = "ask": there was no terminal and no on_ask to ask, so only the other rules counted'
 
 
+#: What a policy gives away that opens multicast.
+MULTICAST_OPEN = (
+    f'syscalls.allow = "{MULTICAST}": a socket joins at most {wire.MOST_MEMBERSHIPS} IPv4 groups, and any '
+    "number of IPv6 groups; programs that join many make other sandboxes of this machine wait"
+)
+
+
 def _with_refusals(result: Result, ended: RunEnding, network: NetworkUse, prepared: RunPreparation) -> str:
     """Return the hint of a result and, if the program failed to connect, why and what would allow it."""
     if result.outcome is not Outcome.EXITED or not result.exit_code:
@@ -148,6 +156,8 @@ def _warnings(prepared: RunPreparation) -> tuple[str, ...]:
     found = warnings(prepared.resolved.policy, "" if _covers(prepared) else prepared.plan.backend)
     if "ask" in prepared.resolved.policy.net and prepared.made.on_ask is None:
         found = (*found, NOBODY_TO_ASK)
+    if MULTICAST in prepared.resolved.policy.syscalls.allow:
+        found = (*found, MULTICAST_OPEN)
     return (*found, *reach_warnings(prepared.resolved.policy), *(network.warnings if network else ()))
 
 

@@ -44,9 +44,9 @@ def test_no_trick_reaches_an_address_that_no_rule_names(reach: Reach, backend: d
     assert "reached" not in found.verdict.values(), found.verdict
     assert reach.internet.events() == [], found.verdict
     assert found.verdict["a datagram"] == "answered locally"
-    assert {found.verdict[name] for name in ("marked", "transparent", "in repair")} == {"EPERM"}, (
-        found.verdict
-    )
+    assert {found.verdict[name] for name in ("marked", "transparent")} == {"EPERM"}, found.verdict
+    assert {found.verdict[name] for name in ("in repair", "with a source route")} == {"ENOPROTOOPT"}
+    assert {found.verdict[name] for name in ("SCTP", "DCCP", "UDP-Lite")} == {"EPROTONOSUPPORT"}
 
 
 def test_those_that_work_inside_lead_to_the_egress(reach: Reach) -> None:

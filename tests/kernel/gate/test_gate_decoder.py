@@ -176,8 +176,9 @@ def test_who_executes_a_plan_is_said_by_its_first_operation_alone() -> None:
     for first in (
         (0x30020000, wire.MADE_BY_HELPER | wire.MAPS_EVERY_ID),
         (0, wire.MADE_BY_HELPER),
-        (0x30020000, wire.MADE_BY_HELPER | 8),
+        (0x30020000, wire.MADE_BY_HELPER | 16),
         (0x70020000, wire.MADE_BY_HELPER | wire.JOINS_NETWORK),
+        (0x70020000, wire.MADE_BY_HELPER | wire.FEW_MEMBERSHIPS),
     ):
         changed = plan(record(NAMESPACES, *first), *HELPED[1:], DEVICES, *WALLS)
         assert decode(changed)[0] in (0, 2), first
@@ -293,6 +294,14 @@ def test_a_network_is_joined_by_a_descriptor_that_was_passed() -> None:
     assert decode(joining, 0) == (0, "names a descriptor that was not passed")
     without = plan(record(NAMESPACES, 0x30020000, wire.JOINS_NETWORK), record(ROOT), *WALLS)
     assert decode(without, 1) == (0, "no network to join")
+
+
+def test_memberships_are_limited_in_a_network_of_its_own() -> None:
+    def limiting(flags: int) -> tuple[int, str]:
+        return decode(plan(record(NAMESPACES, flags, wire.FEW_MEMBERSHIPS), record(ROOT), *WALLS))
+
+    assert limiting(0x70020000) == ACCEPTED
+    assert limiting(0x30020000) == (0, "no network of its own to limit memberships in")
 
 
 def test_a_right_is_granted_to_a_descriptor_that_was_passed() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pyseccomp
 import pytest
 
-from stockade.backends.seccomp import bpf, observed_calls, syscalls
+from stockade.backends.seccomp import bpf, observed_calls, socket_bounds, syscalls
+from stockade.policy import socket_options
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 MACHINE = os.uname().machine
@@ -74,7 +75,7 @@ def test_every_number_gets_the_answer_that_libseccomp_gives(
         oracle = file.read()
     ours = syscalls.compile_filter(allow, deny)
     assert (bpf.JUMP in [code for code, *_ in struct.iter_unpack("=HBBI", ours)]) == (deny == MANY)
-    plain = [call for call in range(1024) if answers.get(call, "") not in bpf.BOUNDS]
+    plain = [call for call in range(1024) if answers.get(call, "") not in bpf.BOUNDS | socket_bounds.bounds()]
     assert len(plain) > 990
     assert [decide(ours, call) for call in plain] == [decide(oracle, call) for call in plain]
 
@@ -86,6 +87,7 @@ def test_other_architectures_and_x32_are_killed(program: bytes) -> None:
 
 REFUSED, ABSENT, FAMILY = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS, ERRNO | errno.EAFNOSUPPORT
 UNKNOWN, NO_OPTION, NO_MEMORY = ERRNO | errno.EINVAL, ERRNO | errno.ENOPROTOOPT, ERRNO | errno.ENOMEM
+NO_PROTOCOL = ERRNO | errno.EPROTONOSUPPORT
 ANONYMOUS = 0x22  # MAP_PRIVATE | MAP_ANONYMOUS
 
 
@@ -105,6 +107,13 @@ ANONYMOUS = 0x22  # MAP_PRIVATE | MAP_ANONYMOUS
         ("socket", (1, 1, 0), ALLOW),
         ("socket", (2, 2, 0), ALLOW),
         ("socket", (10, 1, 0), ALLOW),
+        *(("socket", (2, 1 | 0x80800, protocol), ALLOW) for protocol in (0, 6, 262)),
+        *(("socket", (10, 2, protocol), ALLOW) for protocol in (0, 17, 58)),
+        *(("socket", (2, kind, 0), NO_PROTOCOL) for kind in (4, 5, 6, 10, 5 | 0x80800)),
+        *(
+            ("socket", (2, 1, number | HIGH), NO_PROTOCOL)
+            for number in (33, 115, 132, 136, 255, 256, 1 << 31)
+        ),
         ("socket", (16, 3, 0), ALLOW),
         ("socket", (16, 3, 9), FAMILY),
         *(("socket", (family, 1, 0), FAMILY) for family in (0, 3, 9, 15, 17, 38, 40, 45)),
@@ -150,7 +159,12 @@ ANONYMOUS = 0x22  # MAP_PRIVATE | MAP_ANONYMOUS
         *(("prctl", (option,), ALLOW) for option in (4, 15, 21, 23, 38, 39)),
         ("prctl", (62,), UNKNOWN),  # PR_SCHED_CORE
         ("setsockopt", (3, 1, 2), ALLOW),  # SO_REUSEADDR
-        ("setsockopt", (3, 6, 26), ALLOW),  # of TCP
+        ("setsockopt", (3, 6, 26), NO_OPTION),  # of TCP
+        *(("setsockopt", (3, level, 1), NO_OPTION) for level in (2, 58, 255, 263, 282, 284, 0xFFFFFFFF)),
+        ("getsockopt", (3, 1, 4), ALLOW),  # SO_ERROR
+        ("getsockopt", (3, 0 | HIGH, 41 | HIGH), NO_OPTION),  # IP_MSFILTER
+        ("getsockopt", (3, 41, 48), NO_OPTION),  # MCAST_MSFILTER
+        ("getsockopt", (3, 6, 35), NO_OPTION),  # TCP_ZEROCOPY_RECEIVE
         *(("setsockopt", (3, 1 | HIGH, option | HIGH), NO_OPTION) for option in (26, 50, 51, 52)),
     ],
 )
@@ -200,6 +214,29 @@ def test_a_policy_can_allow_filters_but_never_their_listeners(
     assert decide(denied, number("prctl"), 22, 2) == UNKNOWN
 
 
+def test_exactly_the_options_of_the_tables_are_open(program: bytes) -> None:
+    levels = {*socket_options.OPEN, socket_options.SOL_TLS}
+    every = (*socket_options.NAMES,)
+    all_opened = syscalls.compile_filter(every, ())
+    for filter, allow in ((program, ()), (all_opened, every)):
+        opened = socket_options.opened(allow)
+        for level in levels:
+            for option in (*range(256), 1 << 31, 0xFFFFFFFF):
+                wanted = ALLOW if option in opened.get(level, ()) else NO_OPTION
+                for high in (0, HIGH):
+                    assert decide(filter, number("setsockopt"), 3, level | high, option | high) == wanted
+    assert decide(all_opened, number("getsockopt"), 3, 0, 41) == ALLOW
+
+
+def test_the_tables_of_options_do_not_overlap() -> None:
+    places = [(level, number) for level, names in socket_options.OPEN.items() for number in names.values()]
+    places += [(level, number) for level, names in socket_options.JOINS.items() for number in names.values()]
+    places += socket_options.CLOSED.values()
+    assert len(places) == len(set(places))
+    # SO_ATTACH_FILTER, SO_ATTACH_BPF and those of ports: what bpf_jit_limit bounds, no policy opens.
+    assert not {(1, 26), (1, 50), (1, 51), (1, 52)} & set(places)
+
+
 def test_clone3_does_not_exist(program: bytes) -> None:
     assert decide(program, number("clone3")) == ABSENT
 
@@ -220,7 +257,8 @@ class TestObserved:
         for call in range(700):
             for arguments in ((), (1, 2, 3), (17, 3), (0x7E020000,), (0, 0x5412), (0, 0xFFFFFFFF)):
                 ordinary, answer = decide(program, call, *arguments), decide(observed, call, *arguments)
-                notified = ordinary == ERRNO | errno.EPERM or (ordinary == ALLOW and call in families)
+                refused = ordinary in (REFUSED, NO_OPTION)
+                notified = refused or (ordinary == ALLOW and call in families)
                 assert answer == (NOTIFY if notified else ordinary), (call, arguments)
 
     def test_other_architectures_are_killed_as_ever(self, observed: bytes) -> None:

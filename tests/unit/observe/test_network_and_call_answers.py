@@ -161,6 +161,17 @@ def test_a_call_that_the_list_leaves_out_can_be_added_with_a_warning(ask: _Asker
     assert ask(Policy(syscalls={"allow": ["seccomp"]}), "call", "seccomp").allowed  # type: ignore[arg-type]
 
 
+def test_a_closed_socket_option_names_what_opens_it(ask: _Asker) -> None:
+    for name, clause in (("IP_ADD_MEMBERSHIP", "multicast"), ("UDP_CORK", "UDP_CORK")):
+        found = ask(Policy(), "call", name, errno.ENOPROTOOPT)
+        assert not found.allowed and found.change is not None and found.change.danger
+        assert found.change.toml == f'syscalls.allow = ["{clause}"]'
+        assert ask(Policy(syscalls={"allow": [clause]}), "call", name).allowed  # type: ignore[arg-type]
+    assert ask(Policy(), "call", "TCP_NODELAY").allowed
+    found = ask(Policy(), "call", "setsockopt 263, 1", errno.ENOPROTOOPT)
+    assert (found.allowed, found.change) == (False, None)
+
+
 def test_a_call_that_the_policy_denies_names_its_clause(ask: _Asker) -> None:
     found = ask(Policy(syscalls={"deny": ["unlink"]}), "call", "unlink", errno.EPERM)  # type: ignore[arg-type]
     assert found.clause == 'syscalls.deny = "unlink"'

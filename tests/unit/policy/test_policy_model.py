@@ -102,6 +102,8 @@ UNSOUND: list[tuple[dict[str, Any], str, str]] = [
     ({"accept": ["limits.task"]}, 'accept = "limits.task": is not a known control', "limits.tasks?"),
     ({"accept": [3]}, "accept = 3", ""),
     ({"syscalls": {"allow": ["opnat"]}}, 'syscalls.allow = "opnat"', "did you mean openat?"),
+    ({"syscalls": {"allow": ["UDP_CROK"]}}, "is not a socket option that a policy can open", "UDP_CORK"),
+    ({"syscalls": {"deny": ["UDP_CORK"]}}, 'syscalls.deny = "UDP_CORK": is not a system call', ""),
     ({"syscalls": {"allow": ["bpf"], "deny": ["bpf"]}}, 'syscalls.allow = "bpf": syscalls.deny', ""),
     ({"read": "/a"}, 'read = "/a": must be a list', 'read = ["/a"]'),
     ({"read": [""]}, 'read = "": is empty', ""),

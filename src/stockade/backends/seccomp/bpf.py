@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Collection
 
 #: AUDIT_ARCH_… by what uname calls the machine.
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -35,9 +36,10 @@ MFD_HUGETLB, MFD_NOEXEC_SEAL = 4, 8
 MAP_HUGETLB, SHM_HUGETLB = 0x40000, 0o4000
 PR_SET_SECCOMP, PR_SCHED_CORE = 22, 62
 SECCOMP_FILTER_FLAG_NEW_LISTENER = 8
-SOL_SOCKET = 1
-#: SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF.
-SOCKET_FILTERS = (26, 50, 51, 52)
+#: A bit of SOCK_RDM, SOCK_SEQPACKET, SOCK_DCCP and SOCK_PACKET, and of no other kind of socket.
+OTHER_KINDS = 0xC
+#: IPPROTO_IP (the kind's own), IPPROTO_ICMP, IPPROTO_TCP, IPPROTO_UDP, IPPROTO_ICMPV6, IPPROTO_MPTCP.
+PROTOCOLS = (0, 1, 6, 17, 58, 262)
 SELF, GATE, PRIO_PROCESS, IOPRIO_WHO_PROCESS = 0, 1, 0, 1
 F_SETLEASE, F_NOTIFY = 1024, 1026
 F_SET_RW_HINT, F_SET_FILE_RW_HINT = 1036, 1038
@@ -59,7 +61,7 @@ ENDS = {
     "no file": ERRNO | errno.EACCES,
     "absent": ERRNO | errno.ENOSYS,
     "unknown": ERRNO | errno.EINVAL,
-    "no such option": ERRNO | errno.ENOPROTOOPT,
+    "no such protocol": ERRNO | errno.EPROTONOSUPPORT,
     "out of memory": ERRNO | errno.ENOMEM,
     "unsupported": ERRNO | errno.EAFNOSUPPORT,
     "not offered": ERRNO | errno.EOPNOTSUPP,
@@ -67,9 +69,33 @@ ENDS = {
     "kill": 0x80000000,  # the whole process
 }
 
+#: Where the last bounds lead, after all others: no condition could jump over these to the ends above.
+LAST_ENDS = {"option allowed": ENDS["allow"], "no such option": ERRNO | errno.ENOPROTOOPT}
+
 #: One instruction before its jumps are counted: code, operand, target if true, target if false.
 #: An empty name is the next instruction; a string alone is a label.
 Line = tuple[int, int, str, str] | str
+
+
+def _internet_sockets() -> list[Line]:
+    """Allow TCP, UDP, ICMP and NETLINK_ROUTE; the family is loaded.
+
+    The kernel would load the modules of other protocols (SCTP, L2TP, SMC), which no ordinary program needs.
+    """
+    return [
+        (EQUAL, AF_INET, "kinds", ""),
+        (EQUAL, AF_INET6, "kinds", ""),
+        (EQUAL, AF_NETLINK, "", "unsupported"),
+        (LOAD, THIRD, "", ""),
+        (EQUAL, NETLINK_ROUTE, "allow", "unsupported"),
+        "kinds",
+        (LOAD, SECOND, "", ""),
+        (ANY_BIT, OTHER_KINDS, "no such protocol", ""),
+        (LOAD, THIRD, "", ""),
+        *((EQUAL, protocol, "allow", "") for protocol in PROTOCOLS[:-1]),
+        (EQUAL, PROTOCOLS[-1], "allow", "no such protocol"),
+    ]
+
 
 #: The checks on the arguments of calls that are allowed within bounds.
 BOUNDS: dict[str, list[Line]] = {
@@ -89,11 +115,7 @@ BOUNDS: dict[str, list[Line]] = {
     "families": [
         (LOAD, FIRST, "", ""),
         (EQUAL, AF_UNIX, "allow", ""),
-        (EQUAL, AF_INET, "allow", ""),
-        (EQUAL, AF_INET6, "allow", ""),
-        (EQUAL, AF_NETLINK, "", "unsupported"),
-        (LOAD, THIRD, "", ""),
-        (EQUAL, NETLINK_ROUTE, "allow", "unsupported"),
+        *_internet_sockets(),
     ],
     # Other families would make the kernel load their modules, and some would give working sockets.
     "pairs": [
@@ -159,13 +181,6 @@ BOUNDS: dict[str, list[Line]] = {
     "no listeners": [
         (LOAD, SECOND, "", ""),
         (ANY_BIT, SECCOMP_FILTER_FLAG_NEW_LISTENER, "refuse", "allow"),
-    ],
-    "no socket filters": [
-        (LOAD, SECOND, "", ""),
-        (EQUAL, SOL_SOCKET, "", "allow"),
-        (LOAD, THIRD, "", ""),
-        *((EQUAL, option, "no such option", "") for option in SOCKET_FILTERS[:-1]),
-        (EQUAL, SOCKET_FILTERS[-1], "no such option", "allow"),
     ],
     # A keeper has the same user too, and its PID is not known here. At the lowest priority, beside many busy
     # programs, it would notice much too late that the command's time is over.
@@ -233,14 +248,7 @@ BOUNDS_ALONE: dict[str, list[Line]] = {
         (AT_LEAST, TERMINAL_REQUESTS[1], "not a terminal", "allow"),
     ],
     # A program could reach a named socket of the host by a path that Landlock does not check.
-    "no unix names": [
-        (LOAD, FIRST, "", ""),
-        (EQUAL, AF_INET, "allow", ""),
-        (EQUAL, AF_INET6, "allow", ""),
-        (EQUAL, AF_NETLINK, "", "unsupported"),
-        (LOAD, THIRD, "", ""),
-        (EQUAL, NETLINK_ROUTE, "allow", "unsupported"),
-    ],
+    "no unix names": [(LOAD, FIRST, "", ""), *_internet_sockets()],
     "pairs of streams": _pairs_of_streams(),
     # Only to set the time of an open file to now, as `touch` does: no path, no other time.
     "now": [
@@ -336,7 +344,8 @@ BOUNDED = {
     "shmget": "small shared pages",
     "memfd_create": "small memory files",
     "prctl": "no filters",
-    "setsockopt": "no socket filters",
+    "setsockopt": "socket options",
+    "getsockopt": "socket queries",
     "clone": "namespaces",
     "socket": "families",
     "socketpair": "pairs",
@@ -370,8 +379,11 @@ BOUNDED_WITH = {"seccomp": {"seccomp": "no listeners", "prctl": "own filters"}}
 BOUNDED_BY_EXEC = {"memfd_create": "sealed memory"}
 
 
-def program(machine: str, answers: dict[int, str]) -> bytes:
-    """Assemble the filter; `answers` maps numbers to names of `ENDS` or bounds, all others are absent."""
+def program(machine: str, answers: dict[int, str], last: dict[str, list[Line]]) -> bytes:
+    """Assemble the filter; `answers` maps numbers to names of `ENDS` or bounds, all others are absent.
+
+    `last` are bounds that lead to `LAST_ENDS`.
+    """
     lines: list[Line] = [
         (LOAD, ARCHITECTURE, "", ""),
         (EQUAL, ARCHITECTURES[machine], "", "kill"),
@@ -382,10 +394,12 @@ def program(machine: str, answers: dict[int, str]) -> bytes:
     used = set(answers.values())
     for name, bounds in (BOUNDS | BOUNDS_ALONE | BOUNDS_RELAY).items():
         lines += [name, *bounds] if name in used else []
+    after = [line for name in last if name in used for line in (name, *last[name])]
     led_to = {target for line in lines if not isinstance(line, str) for target in line[2:]}
     for name, value in ENDS.items():
         lines += [name, (GIVE, value, "", "")] if name in led_to else []
-    return _assemble(lines)
+    ends = [line for name, value in LAST_ENDS.items() for line in (name, (GIVE, value, "", ""))]
+    return _assemble([*lines, *after, *ends] if after else lines)
 
 
 def notify_of(calls: dict[int, str]) -> bytes:
@@ -423,14 +437,19 @@ def _intervals(answers: dict[int, str], otherwise: str = "absent") -> list[tuple
     return found
 
 
-def _tree(intervals: list[tuple[int, str]]) -> list[Line]:
+def option_tree(level: int, numbers: Collection[int]) -> list[Line]:
+    """Return a search that allows the options of a level with these numbers."""
+    return _tree(_intervals(dict.fromkeys(numbers, "option allowed"), "no such option"), f"{level} from")
+
+
+def _tree(intervals: list[tuple[int, str]], label: str = "from") -> list[Line]:
     """Return a binary search for the interval of a number, which jumps to its answer."""
     if len(intervals) == 1:
         return []
     middle = len(intervals) // 2
     first, answer = intervals[middle]
-    left, right = _tree(intervals[:middle]), _tree(intervals[middle:])
-    at = f"from {first}"
+    left, right = _tree(intervals[:middle], label), _tree(intervals[middle:], label)
+    at = f"{label} {first}"
     return [
         (AT_LEAST, first, at if right else answer, "" if left else intervals[0][1]),
         *left,

@@ -18,7 +18,7 @@ read readv write writev pread64 pwrite64 close fstat lseek brk munmap mremap mad
 munlock rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall futex sched_yield
 clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time getrandom getcpu
 epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select pselect6
-pipe2 splice tee dup dup3 accept4 connect shutdown getsockname getpeername getsockopt recvmsg recvfrom
+pipe2 splice tee dup dup3 accept4 connect shutdown getsockname getpeername recvmsg recvfrom
 getpid gettid getuid geteuid getgid getegid exit exit_group set_robust_list rseq set_tid_address
 """
 #: Refused with EACCES, as a file that one may not have: interpreters and libraries are prepared for that.
@@ -43,7 +43,8 @@ _BOUNDED = {
     "ioctl": "sizes of queues",
     "fcntl": "own descriptors",
     "newfstatat": "open files",
-    "setsockopt": "no socket filters",
+    "setsockopt": "socket options",
+    "getsockopt": "socket queries",
 }
 #: What the gate needs besides, to start the process and to wait for its end.
 _GATE = """
@@ -109,10 +110,12 @@ def program(which: str, home: str = "") -> bytes:
 
 def _compile(by_name: dict[str, str]) -> bytes:
     machine = os.uname().machine
+    from stockade.backends.seccomp.socket_bounds import bounds
+
     if machine not in bpf.ARCHITECTURES:
         raise SetupError(
             f"Stockade has no system call filter for {machine}",
             stage="seccomp",
             hint="sandboxes run on " + " and ".join(bpf.ARCHITECTURES),
         )
-    return bpf.program(machine, syscalls.by_number(by_name))
+    return bpf.program(machine, syscalls.by_number(by_name), bounds())

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import msgspec
 
-from stockade import state
+from stockade import policy, state
 from stockade.backends.seccomp import bpf
 from stockade.errors import PolicyError, SetupError
 
@@ -25,13 +25,13 @@ getdents64 getxattr inotify_add_watch inotify_init inotify_init1 inotify_rm_watc
 link linkat listxattr llistxattr lremovexattr lseek lsetxattr lstat mkdir mkdirat mknod mknodat
 newfstatat open openat openat2 pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead
 readlink readlinkat readv removexattr rename renameat renameat2 rmdir sendfile setxattr splice stat
-statfs statx symlink symlinkat sync sync_file_range syncfs tee truncate umask unlink unlinkat
-ustat utime utimensat utimes vmsplice write writev cachestat
+statfs statx symlink symlinkat sync sync_file_range syncfs truncate umask unlink unlinkat
+utime utimensat utimes write writev cachestat
 """
 MEMORY = """
 brk get_mempolicy madvise map_shadow_stack membarrier memfd_create mincore mlock mlock2
 mlockall mmap mprotect mremap mseal msync munlock munlockall munmap pkey_alloc pkey_free
-pkey_mprotect process_mrelease remap_file_pages
+pkey_mprotect
 """
 PROCESSES = """
 alarm arch_prctl capget capset execve execveat exit exit_group fork get_robust_list get_thread_area
@@ -47,16 +47,16 @@ sysinfo tgkill time times tkill uname vfork wait4 waitid futex futex_waitv futex
 futex_requeue
 """
 TIME_AND_EVENTS = """
-clock_getres clock_gettime clock_nanosleep epoll_create epoll_create1 epoll_ctl epoll_ctl_old
-epoll_pwait epoll_pwait2 epoll_wait epoll_wait_old eventfd eventfd2 getitimer gettimeofday nanosleep
+clock_getres clock_gettime clock_nanosleep epoll_create epoll_create1 epoll_ctl epoll_pwait
+epoll_pwait2 epoll_wait eventfd eventfd2 getitimer gettimeofday nanosleep
 poll ppoll pselect6 select setitimer timer_create timer_delete timer_getoverrun timer_gettime
 timer_settime timerfd_create timerfd_gettime timerfd_settime getrandom
 
 """
 COMMUNICATION = """
-accept accept4 bind connect getpeername getsockname getsockopt listen mq_getsetattr mq_notify
+accept accept4 bind connect getpeername getsockname listen mq_getsetattr mq_notify
 mq_open mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd pipe pipe2 recvfrom
-recvmmsg recvmsg semctl semget semop semtimedop sendmmsg sendmsg sendto setsockopt shmat shmctl
+recvmmsg recvmsg semctl semget semop semtimedop sendmmsg sendmsg sendto shmat shmctl
 shmdt shmget shutdown
 """
 ALLOWED = frozenset(" ".join((FILES, MEMORY, PROCESSES, TIME_AND_EVENTS, COMMUNICATION)).split())
@@ -109,6 +109,13 @@ SOCKETS_ALONE = {
         "ioctl": "no requests to sockets",
     },
 }
+
+
+#: The sources of the checks on sockets, which are loaded only to compile them.
+_SOCKETS = (
+    os.path.join(os.path.dirname(__file__), "socket_bounds.py"),
+    os.path.join(os.path.dirname(policy.__file__), "socket_options.py"),
+)
 
 
 class FilterKey(msgspec.Struct, frozen=True):
@@ -202,7 +209,7 @@ def _digest(sources: tuple[str, ...], key: object) -> str:
     from stockade.linux.sha256 import sha256
 
     digest = sha256()
-    for source in (__file__, bpf.__file__, *sources):
+    for source in (__file__, bpf.__file__, *_SOCKETS, *sources):
         with open(source, "rb", buffering=0) as file:
             digest.update(file.read())
     digest.update(repr((key, os.uname().machine)).encode())
@@ -218,11 +225,16 @@ def compile_filter(allow: tuple[str, ...], deny: tuple[str, ...], kind: FilterKe
             stage="seccomp",
             hint="sandboxes run on " + " and ".join(bpf.ARCHITECTURES),
         )
-    return bpf.program(machine, answers(allow, deny, kind))
+    from stockade.backends.seccomp.socket_bounds import bounds
+
+    return bpf.program(machine, answers(allow, deny, kind), bounds(allow))
 
 
 def answers(allow: tuple[str, ...], deny: tuple[str, ...], kind: FilterKey = WALLED) -> dict[int, str]:
     """Return the answer to each system call of this architecture, by number; others are absent."""
+    from stockade.policy.socket_options import NAMES
+
+    allow = tuple(name for name in allow if name not in NAMES)  # those of options are of `socket_bounds`
     by_name = dict.fromkeys(ALLOWED | set(allow), "allow")
     by_name |= bpf.BOUNDED | (bpf.BOUNDED_BY_EXEC if kind.listed else {})
     for name, bounds in bpf.BOUNDED_WITH.items():

@@ -146,8 +146,11 @@ static void handle(const struct seccomp_notif *call)
 				: EPERM;
 		struct observation record = {
 		    .action = OBSERVED_CALL, .error = error, .call = (uint32_t)call->data.nr, .program = program_of((pid_t)call->pid)};
+		char option[24] = "";
+		if (call->data.nr == SYS_setsockopt || call->data.nr == SYS_getsockopt)
+			snprintf(option, sizeof option, "%u %u", (unsigned)args[1], (unsigned)args[2]);
 		if ((pid_t)call->pid != observer.init)
-			note(record, "", "");
+			note(record, "", option);
 		answer(call, error, 0);
 		return;
 	}

@@ -121,7 +121,7 @@ static const char *check_namespaces(const struct op *op, unsigned descriptors)
 {
 	unsigned users = count_rows(op, 0), groups = count_rows(op, 1);
 	const char *wrong = NULL;
-	if ((uint32_t)op->b & ~(MAPS_EVERY_ID | MADE_BY_HELPER | JOINS_NETWORK) || op->b >> (GROUP_ROWS_AT + 8))
+	if ((uint32_t)op->b & ~(MAPS_EVERY_ID | MADE_BY_HELPER | JOINS_NETWORK | FEW_MEMBERSHIPS) || op->b >> (GROUP_ROWS_AT + 8))
 		return "unknown flags";
 	if ((users == 0) != (groups == 0))
 		return "users and groups are mapped together";
@@ -129,6 +129,8 @@ static const char *check_namespaces(const struct op *op, unsigned descriptors)
 		return "no namespace for these ids";
 	if ((op->b & JOINS_NETWORK) && !(op->a & NEWNET))
 		return "no network to join";
+	if ((op->b & FEW_MEMBERSHIPS) && (op->b & MADE_BY_HELPER || !(op->a & NEWNET)))
+		return "no network of its own to limit memberships in";
 	if ((op->b & JOINS_NETWORK) && descriptors == 0)
 		return "names a descriptor that was not passed";
 	wrong = check_rows(op, 0);

@@ -134,6 +134,19 @@ static int join_network(struct resident *resident, int namespace)
 	return setns(namespace, CLONE_NEWNET);
 }
 
+/* Each group that a socket joins lengthens a list which the kernel searches under its lock of all networks. The
+ * limit belongs to the network namespace that the resident is in. IPv6 has none. */
+static int limit_memberships(void)
+{
+	static const char path[] = "/proc/sys/net/ipv4/igmp_max_memberships", wanted[] = {'0' + MOST_MEMBERSHIPS, '\n'};
+	char found[sizeof wanted + 1] = "";
+	owned_fd file = open(path, O_RDWR | O_CLOEXEC);
+	if (file < 0 || write(file, wanted, sizeof wanted) != sizeof wanted)
+		return -1;
+	errno = EBADMSG;
+	return pread(file, found, sizeof found, 0) == sizeof wanted && memcmp(found, wanted, sizeof wanted) == 0 ? 0 : -1;
+}
+
 static const char *const dispensable[] = {"/sys", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/hugepages"};
 
 /* Where nothing is unshared only the groups have to be dropped, and not every user may do that. */
@@ -283,6 +296,8 @@ static const char *make_spare(struct resident *resident, int ahead, const struct
 	struct spare *spare = &resident->spare;
 	int plain = resident->kind == PLAIN;
 	int ends[2];
+	if (birth->how & FEW_MEMBERSHIPS && limit_memberships())
+		return "net.ipv4.igmp_max_memberships";
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
 		return "socketpair";
 	owned_fd ours = ends[0], theirs = ends[1];

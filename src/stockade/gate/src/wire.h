@@ -205,7 +205,7 @@ struct plan_record {
 _Static_assert(sizeof(struct plan_record) == PLAN_RECORD_SIZE, "struct plan_record");
 
 enum op_type {
-	OP_NAMESPACES = 1, /* a: clone flags, b: MAPS_EVERY_ID, or else the caller's own, MADE_BY_HELPER and JOINS_NETWORK;
+	OP_NAMESPACES = 1, /* a: clone flags, b: MAPS_EVERY_ID, or else the caller's own, MADE_BY_HELPER, JOINS_NETWORK, FEW_MEMBERSHIPS;
 			      a = 0: none at all, a plain plan; with rows of ids these are mapped instead: of users
 			      b >> USER_ROWS_AT & 0xff, then of groups b >> GROUP_ROWS_AT & 0xff */
 	OP_HOSTNAME,       /* name */
@@ -283,6 +283,9 @@ _Static_assert(sizeof(struct observation) == OBSERVATION_SIZE, "struct observati
 #define MADE_BY_HELPER 2u
 /* The last descriptor of the launch is a network namespace: that of a sandbox of the same resident. */
 #define JOINS_NETWORK 4u
+/* Programs may join multicast groups: a socket no more than MOST_MEMBERSHIPS of IPv4. */
+#define FEW_MEMBERSHIPS 8u
+enum { MOST_MEMBERSHIPS = 4 };
 
 /* One row of an id map, as the kernel has them. */
 enum { ID_ROW_SIZE = 12, MOST_ID_ROWS = 8, USER_ROWS_AT = 32, GROUP_ROWS_AT = 40 };
