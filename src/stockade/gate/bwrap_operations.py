@@ -64,7 +64,8 @@ class Devices(Op, frozen=True, kw_only=True):
         return text(self.path)
 
     def describe(self) -> str:
-        return f"make {self.path} with {', '.join(self.names)}, and pseudo-terminals of its own"
+        terminals = f"{wire.MOST_TERMINALS} pseudo-terminals of its own"
+        return f"make {self.path} with {', '.join(self.names)}, and {terminals}"
 
     def mounts(self) -> dict[str, tuple[int, str]]:
         nodes = {f"{self.path}/{name}": (self.numbers()[0], "") for name in self.names}

@@ -314,7 +314,7 @@ class Pts(Op, frozen=True, kw_only=True):
         return text(self.path)
 
     def describe(self) -> str:
-        return f"mount {self.path} with pseudo-terminals of its own"
+        return f"mount {self.path} with {wire.MOST_TERMINALS} pseudo-terminals of its own"
 
     def mounts(self) -> dict[str, tuple[int, str]]:
         return {self.path: (NOSUID | NOEXEC, "devpts")}

@@ -21,6 +21,7 @@ from stockade.backends.selection import Selection
 from stockade.controls import Control, Grade
 from stockade.errors import SetupError
 from stockade.gate import operations as ops
+from stockade.gate import wire
 from stockade.gate.wire import Reply
 from stockade.linux.sha256 import sha256
 from stockade.policy import Policy
@@ -44,6 +45,8 @@ WANTED_STATUS = (
 HELPERS_ROOT = "/oldroot"
 #: How many words of a line of the mount table differ from sandbox to sandbox: mount ids, device numbers.
 NUMBERS = 3
+#: The option of every mount of pseudo-terminals.
+MOST_TERMINALS = f"max={wire.MOST_TERMINALS}".encode()
 #: The names of the plan's limits in /proc/PID/limits.
 LIMITS = {
     "cpu_time": "Max cpu time",
@@ -470,7 +473,10 @@ def _mounts(table: bytes, plan: ops.Plan) -> str:
     for line in lines:
         _, path, options, rest = line.split(b" ", 3)
         tags, _, rest = (b" " + rest).partition(b" - ")
-        seen.add(_check_mount(plan, path, options, rest.partition(b" ")[0]))
+        kind, _, superblock = rest.split(b" ", 2)
+        seen.add(_check_mount(plan, path, options, kind))
+        if kind == b"devpts" and MOST_TERMINALS not in superblock.split(b","):
+            raise _missing(f"the number of pseudo-terminals in {_unescape(path)} is not limited")
         if any(tag in tags for tag in joined):
             raise _missing(f"later mounts of the host in {_unescape(path)} would appear in the sandbox")
     if missing := plan.mounts.keys() - seen:

@@ -27,7 +27,7 @@ from attacks.arena import IS_ROOT, PYTHON, inside
 from stockade import Policy, SetupError
 from stockade.gate import client
 from stockade.gate import operations as ops
-from stockade.gate.bwrap_operations import Helper
+from stockade.gate.bwrap_operations import Devices, Helper
 from stockade.runs import prepare
 from support import bubblewraps, leaks
 from support.bubblewraps import NEW, OLD
@@ -189,7 +189,7 @@ def test_the_gate_leaves_out_nothing_of_what_is_its_own(
     monkeypatch.setattr("stockade.gate.executable", lambda: str(sabotaged_gate))
     prepared = prepare.prepare(policy)
     prepared.close(discard=True)
-    kinds = (ops.JoinCgroup, ops.Limit, ops.Privileges, ops.LandlockRules, ops.BindGrant)
+    kinds = (Devices, ops.JoinCgroup, ops.Limit, ops.Privileges, ops.LandlockRules, ops.BindGrant)
     try:
         for index, op in [(9999, None), *enumerate(prepared.plan.ops)]:
             if op is None or isinstance(op, kinds):

@@ -14,6 +14,7 @@ import stockade
 from attacks import arena
 from attacks.arena import inside, outside, run
 from stockade import LimitError, Policy, Sandbox
+from stockade.gate import wire
 from stockade.host import host
 from support import leaks
 from support.means import need
@@ -39,10 +40,19 @@ def test_open_descriptors_are_limited() -> None:
     assert outside("limits", "files", 300) == [300, "ok"]
 
 
-def test_no_sandbox_takes_the_terminals_of_all_others() -> None:
-    """Those of all sandboxes together are 3072."""
-    assert inside("limits", "terminals", 600) == [512, "ENOSPC"]
-    assert outside("limits", "terminals", 600) == [600, "ok"]
+@pytest.mark.parametrize("backend", ["native", "bwrap"])
+def test_no_few_sandboxes_take_the_terminals_of_all_others(backend: str) -> None:
+    """The kernel has 3,072 for all sandboxes together. The terminal of a run is one of its sandbox's."""
+    most = int(wire.MOST_TERMINALS)
+    command, _ = arena.command_of("limits", "terminals", 600)
+    with Sandbox(Policy(backend=backend)) as box:
+        assert arena.verdict_of(box.run(command).check().stdout) == [most, "ENOSPC"]
+        with box.start(command, pty=True) as process:
+            assert process.stdout is not None
+            assert arena.verdict_of(process.stdout.readline()) == [most - 1, "ENOSPC"]
+            assert process.wait(10).exit_code == 0
+    assert outside("limits", "terminals", 200) == [200, "ok"]
+    assert 40 * most < 3072
 
 
 SMALL = 8 << 20

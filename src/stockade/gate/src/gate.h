@@ -224,6 +224,10 @@ _Noreturn void helped_main(int argc, char **argv);
 int held_number(const struct plan *plan, unsigned index);
 /* Closes them, once nothing is mounted any more. */
 void held_close(const struct plan *plan);
+/* By a child of the usher: enters the mount namespace that a helper made, with the rights of its owner, and there
+ * executes what the helper has left. -1 with the index of the operation that failed. */
+int helper_tree_enter(int mounts);
+int helper_tree_finish(const struct plan *plan, unsigned *index);
 int namespace_of(pid_t pid, int pidfd, unsigned index);
 
 _Noreturn void warden_main(struct init *init, pid_t resident, int supervisor);

@@ -419,7 +419,7 @@ static int mount_new(const struct tree *tree, const struct op *op, const char *t
 
 int mount_op(struct tree *tree, const struct op *op, const char **culprit)
 {
-	static const struct option pts[] = {{"ptmxmode", "0666"}, {"mode", "0620"}, {"max", "512"}}; /* of 3072 for all */
+	static const struct option pts[] = {{"ptmxmode", "0666"}, {"mode", "0620"}, {"max", MOST_TERMINALS}};
 	switch (op->type) {
 	case OP_DIR:
 	case OP_FILE:

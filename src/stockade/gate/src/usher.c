@@ -251,25 +251,47 @@ static int await_init(struct visit *visit, int socket)
 	}
 }
 
-/* Whether no other user namespace can be made in that of init: tried by a child of the usher that enters it,
- * because the filter, which refuses it too, would hide the answer. */
-static int is_sealed(int namespace)
+/* Whether a child has succeeded. */
+static int has_succeeded(pid_t pid)
 {
 	int status;
-	pid_t pid = fork();
-	if (pid == 0) {
-		if (setns(namespace, CLONE_NEWUSER))
-			_exit(2);
-		_exit(unshare(CLONE_NEWUSER) < 0 && errno == ENOSPC ? 0 : 1);
-	}
 	while (pid > 0 && waitpid(pid, &status, 0) != pid)
 		if (errno != EINTR)
 			return 0;
 	return pid > 0 && status == 0;
 }
 
+/* Whether no other user namespace can be made in that of init: tried by a child of the usher that enters it,
+ * because the filter, which refuses it too, would hide the answer. */
+static int is_sealed(int namespace)
+{
+	pid_t pid = fork();
+	if (pid == 0) {
+		if (setns(namespace, CLONE_NEWUSER))
+			_exit(2);
+		_exit(unshare(CLONE_NEWUSER) < 0 && errno == ENOSPC ? 0 : 1);
+	}
+	return has_succeeded(pid);
+}
+
+/* Adds to the tree what the helper has no words for; the child itself says what failed. */
+static int finish_tree(const struct launch *launch, int mounts)
+{
+	unsigned index = 0;
+	const struct plan *plan = &launch->plan;
+	pid_t pid = fork();
+	if (pid == 0) {
+		if (helper_tree_enter(mounts))
+			refuse(launch->socket, 0, OP_NAMESPACES, errno, "enter");
+		if (helper_tree_finish(plan, &index))
+			refuse(launch->socket, index, plan->ops[index].type, errno, plan->ops[index].s[0]);
+		_exit(0);
+	}
+	return has_succeeded(pid) ? 0 : -1;
+}
+
 /* Tells the supervisor of the sandbox: who is in it, by what the helper said, and its namespaces. */
-static const char *tell_born(const struct visit *visit, int socket)
+static const char *tell_born(const struct visit *visit, const struct launch *launch)
 {
 	struct reply born = {.kind = REPLY_BORN, .status = (uint32_t)visit->init};
 	int shown[8] = {sys_pidfd_open(getpid()), -1, -1, -1, -1, -1, -1, -1};
@@ -291,8 +313,12 @@ static const char *tell_born(const struct visit *visit, int socket)
 		errno = ENODATA;
 		return "a user namespace that must be refused";
 	}
+	if (finish_tree(launch, shown[2])) {
+		errno = ENODATA;
+		return "tree";
+	}
 	uint32_t word = 0;
-	if (send_reply(socket, &born, shown, 8) || send_message(visit->word, &word, sizeof word, NULL, 0))
+	if (send_reply(launch->socket, &born, shown, 8) || send_message(visit->word, &word, sizeof word, NULL, 0))
 		return "word";
 	close_fds(shown, 8);
 	return NULL;
@@ -403,7 +429,7 @@ void usher_main(const struct launch *launch, int plan_file, unsigned mask, const
 		last_line(visit.words, said, sizeof said);
 		refuse(launch->socket, helper, OP_HELPER, 0, said);
 	}
-	if ((culprit = tell_born(&visit, launch->socket))) {
+	if ((culprit = tell_born(&visit, launch))) {
 		int error = errno;
 		end_all(&visit);
 		refuse(launch->socket, helper, OP_NAMESPACES, error, culprit);

@@ -173,6 +173,10 @@ struct exec_body {
 };
 _Static_assert(sizeof(struct exec_body) == EXEC_BODY_SIZE, "struct exec_body");
 
+/* How many pseudo-terminals a sandbox can have, as an option of its devpts. The kernel has 3,072 for all mounts but the
+ * host's own (kernel.pty.max without kernel.pty.reserve). */
+#define MOST_TERMINALS "64"
+
 /* What the library says of a process that has confined itself. */
 enum { CONFINED_SIZE = 212, SHA256_TEXT = 65, CONFINED_TEXT = 128 };
 struct confinement {
