@@ -35,6 +35,10 @@ class AmbiguousTargetError(ValueError):
     """The target of a request that servers could read in different ways; the message says why."""
 
 
+class LongTargetError(AmbiguousTargetError):
+    """The target of a request that is too long, or takes too much work to judge."""
+
+
 class QueryParameters(NamedTuple):
     """The parameters of a query, as a server finds them that separates them by `;` too."""
 
@@ -67,13 +71,13 @@ class Target:
         """Count comparisons, and refuse the request if the rules would take too many."""
         self.work += amount
         if self.work > MOST_WORK:
-            raise AmbiguousTargetError("it takes too long to compare its URL with all rules")
+            raise LongTargetError("it takes too long to compare its URL with all rules")
 
 
 def read_target(text: str) -> Target:
     """Return path and query of a request in all readings, or raise AmbiguousTargetError."""
     if len(text) > MOST_TARGET:
-        raise AmbiguousTargetError("the URL is too long")
+        raise LongTargetError("the URL is too long")
     path, has_query, query = text.partition("?")
     if has_query and not _QUERY.fullmatch(query):
         raise AmbiguousTargetError("the query has letters that no URL has")

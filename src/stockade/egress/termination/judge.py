@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from stockade.egress.termination.messages import RequestHead
 from stockade.egress.termination.override_fields import check_overrides, override_methods
 from stockade.policy.http_rules import check_method
-from stockade.policy.http_targets import AmbiguousTargetError, Target, read_target
+from stockade.policy.http_targets import AmbiguousTargetError, LongTargetError, Target, read_target
 from stockade.policy.net_rule_set import NetDecision
 
 #: The parameter of a query whose value some frameworks take for the method.
@@ -68,7 +68,8 @@ class RequestJudge:
             allowed, place = self._decide(_methods(head, target), target)
         except AmbiguousTargetError as error:
             shown = self._shown(head.method, head.target.partition("?")[0])
-            return JudgedRequest(shown, "ambiguous request", -1, 400, str(error))
+            reason = "limit" if isinstance(error, LongTargetError) else "ambiguous request"
+            return JudgedRequest(shown, reason, -1, 400, str(error))
         if not allowed:
             reason = "deny rule" if place >= 0 else "no rule"
             text = "a rule denies it" if place >= 0 else "no rule allows it"
