@@ -12,6 +12,7 @@ nothing until a program asks for the types.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -112,14 +113,21 @@ def only_annotates(tree: ast.AST) -> bool:
     return all(node in inside for node in nodes if isinstance(node, ast.Name) and node.id == "stockade")
 
 
-def every_import() -> list[Import]:
+@functools.cache
+def syntax_tree(path: Path) -> ast.Module:
+    """The syntax tree of a source file, parsed once."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def every_import() -> tuple[Import, ...]:
     """All imports of our own modules in the package, but for what only annotations use."""
     known, found = modules(), list[Import]()
     for name, path in known.items():
-        tree = ast.parse(path.read_text())
+        tree = syntax_tree(path)
         free = only_annotates(tree)
         found += [one for one in imports(name, tree, known) if one.module != "stockade" or not free]
-    return found
+    return tuple(found)
 
 
 def is_upward(one: Import) -> bool:

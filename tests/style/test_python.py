@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -34,10 +33,6 @@ def test_the_types_hold_strictly() -> None:
     run("mypy")
 
 
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-@pytest.mark.parametrize("path", PUBLIC, ids=name)
-def test_every_public_module_says_what_it_is_for(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), f"{name(path)} has no docstring"
+def test_every_public_module_says_what_it_is_for() -> None:
+    silent = [path for path in PUBLIC if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert silent == []

@@ -84,6 +84,24 @@ class Process:
         return f"process {self.pid} ({self.name}), {state}born at tick {self.born}"
 
 
+class Strangers:
+    """Processes that do not descend from this one, and so never will: they are read once."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        self._last_pid = 0
+
+    def refresh(self) -> None:
+        """Forget them all when the kernel has begun with the low numbers anew: one may be another process."""
+        last = int(_read("/proc/loadavg").split()[-1])
+        if last < self._last_pid:
+            self.pids.clear()
+        self._last_pid = last
+
+
+_strangers = Strangers()
+
+
 def watch() -> None:
     """Keep every orphan a descendant, and remember the children and the cgroups that this process makes."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -123,10 +141,16 @@ def family() -> list[Process]:
     else init would wait for them.
     """
     own = os.getpid()
+    _strangers.refresh()
+    seen = {int(name) for name in os.listdir("/proc") if name.isdigit()}
     children: dict[int, list[tuple[int, list[bytes]]]] = {}
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    for pid in sorted(seen - _strangers.pids):
         if fields := _stat(pid):
-            children.setdefault(int(fields[2]), []).append((pid, fields))
+            parent = int(fields[2])
+            if pid != own and (parent == 0 or (parent in _strangers.pids and parent in seen)):
+                _strangers.pids.add(pid)
+            else:
+                children.setdefault(parent, []).append((pid, fields))
     found, parents = [], [own]
     for parent in parents:
         for pid, fields in children.get(parent, ()):
