@@ -1,10 +1,11 @@
 """Runs the whole suite: `make test`.
 
 As the current user; for root also as an ordinary user, because half of what
-Stockade promises is a promise to those without privileges. Two passes of each go
-on at the same time, and what does not depend on the user beside them, once: the
-tests wait as much as they compute, and each looks for leaks only among what it
-has started itself. If a few fail then, the suite runs them
+Stockade promises is a promise to those without privileges. Several passes of each
+go on at the same time: the tests wait as much as they compute, and each looks for
+leaks only among what it has started itself. What does not depend on the user runs
+once: what needs no sandbox as root, and what only an ordinary user's rights could
+stop as that user. If a few fail then, the suite runs them
 again by themselves, and the summary names them: a busy machine is no failure.
 A wall that gives way only sometimes has given way, so an attack must then hold
 ten times in a row. Only what compares times follows, one after the other.
@@ -36,8 +37,52 @@ from support.paths import ROOT
 TIMED = "tests/performance"
 ONCE = ("tests/style", "tests/unit")
 OPTIONS = ["--durations=15"]
-#: Into how many passes at the same time each user's tests are dealt out.
-PARTS = 2
+#: What does the same for every user, and needs no right: words, screens, faces for other programs. If root
+#: runs the suite, only the ordinary user's passes run these.
+FOR_ORDINARY_USERS = (
+    "tests/interop/frameworks",
+    "tests/interop/integrations",
+    "tests/interop/mcp",
+    "tests/interop/server/test_langchain.py",
+    "tests/interop/server/test_sdk_defaults.py",
+    "tests/interop/server/test_transport_rules.py",
+    "tests/interop/test_agent_recipes.py",
+    "tests/interop/test_loop_claude.py",
+    "tests/kernel/agents",
+    "tests/kernel/cli/test_advice.py",
+    "tests/kernel/cli/test_ask_terminal.py",
+    "tests/kernel/cli/test_change_list.py",
+    "tests/kernel/cli/test_change_report.py",
+    "tests/kernel/cli/test_cli_answers.py",
+    "tests/kernel/cli/test_cli_attach.py",
+    "tests/kernel/cli/test_cli_branches.py",
+    "tests/kernel/cli/test_cli_completion.py",
+    "tests/kernel/cli/test_cli_explain.py",
+    "tests/kernel/cli/test_cli_hook.py",
+    "tests/kernel/cli/test_cli_init.py",
+    "tests/kernel/cli/test_cli_learn.py",
+    "tests/kernel/cli/test_cli_logs.py",
+    "tests/kernel/cli/test_cli_manners.py",
+    "tests/kernel/cli/test_cli_receipts.py",
+    "tests/kernel/cli/test_cli_streams.py",
+    "tests/kernel/cli/test_cli_workspaces.py",
+    "tests/kernel/cli/test_mistakes.py",
+    "tests/kernel/cli/test_picture.py",
+    "tests/kernel/cli/test_shell_prompt.py",
+    "tests/kernel/cli/test_start_directory.py",
+    "tests/kernel/cli/test_startup.py",
+    "tests/kernel/cli/test_workspace_choice.py",
+    "tests/kernel/integrations",
+    "tests/kernel/loop",
+    "tests/kernel/sandbox/test_both_faces.py",
+    "tests/kernel/sandbox/test_plausible_calls.py",
+    "tests/kernel/server/test_telemetry.py",
+    "tests/kernel/test_docs_names.py",
+    "tests/kernel/test_examples.py",
+    "tests/kernel/test_public_names.py",
+)
+#: Into how many passes at the same time root's tests are dealt out, and an ordinary user's.
+ROOT_PARTS, USER_PARTS = 2, 3
 #: More failures than this are no accident.
 FEW = 10
 #: How often an attack that failed once must hold.
@@ -64,19 +109,20 @@ def main() -> int:
         name = pwd.getpwuid(os.geteuid()).pw_name
         user = base = None
         begun: list[Pass] = []
-        folders = [*ONCE]
         if os.geteuid() == 0:
             user = stack.enter_context(as_user.ordinary_user())
             base = stack.enter_context(as_user.ground(user, dist))
             os.chown(others, user.pw_uid, user.pw_gid)
             # As root: the kernel counts the tasks of an ordinary user, and tests there let them run out.
             begun.append(_begin(stack, directory, own, f"{name}, once", "once", [*ONCE]))
-            folders = []
-        for number, files in enumerate(_parts(folders)):
-            report = f"part-{number}"
-            begun.append(_begin(stack, directory, own, name, report, files, live=number == 0))
-            if user is not None and base is not None:
+            for number, files in enumerate(_parts(_files(TIMED, *ONCE), USER_PARTS)):
+                report = f"part-{number}"
                 begun.append(_begin(stack, base / "t", others, as_user.NAME, report, files, user))
+            elsewhere = (TIMED, *ONCE, *FOR_ORDINARY_USERS)
+        else:
+            elsewhere = (TIMED,)
+        for number, files in enumerate(_parts(_files(*elsewhere), ROOT_PARTS)):
+            begun.append(_begin(stack, directory, own, name, f"part-{number}", files, live=number == 0))
         for each in begun:
             each.wait()
             _say(f"as {each.name}, at the same time as the others")
@@ -102,19 +148,22 @@ def main() -> int:
     return 0 if all(ok for _, ok in summaries) and not left else 1
 
 
-def _parts(folders: list[str]) -> list[list[str]]:
-    """Deal the files whose tests depend on the user, and those of `folders`, out to passes that take as long.
-
-    Neighbours take about as long as each other, so they are dealt out in order, there and back.
-    """
-    apart = tuple(f"{folder}/" for folder in (TIMED, *ONCE) if folder not in folders)
+def _files(*apart: str) -> list[str]:
+    """Every file with tests that is none of these, and lies in none of them."""
+    assert all((ROOT / place).exists() for place in apart), apart
+    folders = tuple(f"{place}/" for place in apart)
     found = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py"))
-    there_and_back = [*range(PARTS), *reversed(range(PARTS))]
-    parts: list[list[str]] = [[] for _ in range(PARTS)]
-    for file, number in zip(
-        (one for one in found if not one.startswith(apart)), itertools.cycle(there_and_back)
-    ):
-        parts[number].append(file)
+    return [file for file in found if file not in apart and not file.startswith(folders)]
+
+
+def _parts(files: list[str], count: int) -> list[list[str]]:
+    """Deal files out to passes that take as long as each other.
+
+    Neighbours take about as long, so they are dealt out in order, there and back.
+    """
+    parts: list[list[str]] = [[] for _ in range(count)]
+    for file, part in zip(files, itertools.cycle([*parts, *reversed(parts)])):
+        part.append(file)
     return parts
 
 
