@@ -152,6 +152,13 @@ class Cgroup:
         self.keep("cpu.cfs_period_us", str(PERIOD))
         self.keep("cpu.cfs_quota_us", quota)
 
+    def lift_cpu(self) -> None:
+        """Lift the limit of `limit_cpu`: what is being killed must not wait for its share to end."""
+        if self.version == 2:
+            self.write("cpu.max", f"max {PERIOD}")
+        else:
+            self.write("cpu.cfs_quota_us", "-1")
+
     def add(self, pid: int) -> None:
         self.write("cgroup.procs", str(pid))
 

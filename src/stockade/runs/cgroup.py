@@ -165,6 +165,13 @@ class SandboxCgroups:
             else:
                 self._by["pids"].limit_tasks(limits.tasks + 1)  # one more for the gate
 
+    def lift_cpu(self) -> None:
+        """Lift limits.cpu, because everything inside is being killed: ending takes processor time too."""
+        group = self._by.get("cpu")
+        if group is not None and self.limits.cpu is not None:
+            with contextlib.suppress(OSError):  # another process may have removed it
+                group.lift_cpu()
+
     def parents(self) -> CgroupParents:
         """Return where other sandboxes can have groups that count against these limits too.
 

@@ -110,6 +110,8 @@ class LaunchedSandbox:
                 yield from self.egress.closed(events)
             return
         self.connection.close()
+        if self.group is not None:
+            self.group.lift_cpu()
         try:
             yield from wait_for_end(self.pidfd, events)
         finally:

@@ -44,6 +44,8 @@ def judge(
         return verdict
     if ended.egress_ended:
         return Verdict(Outcome.CANCELLED, 130, EGRESS_ENDED, "see the warnings of the result")
+    if ended.ended_late and (verdict := _ended_by(ended.ended_late, program)) is not None:
+        return verdict
     if reply is None:
         if closed:
             return Verdict(Outcome.CANCELLED, 130, "the sandbox was closed while the command ran")
@@ -62,13 +64,8 @@ def judge(
         from stockade.runs.explain.not_started import explain
 
         return explain(reply, program, resolved)
-    if reply.ended == wire.ENDED_BY_TIME:
-        reason = f"ended after {program.wall:g} s, its time limit"
-        return Verdict(Outcome.TIMED_OUT, 124, reason, "allow more time: --timeout, timeout= or limits.wall")
-    if reply.ended == wire.ENDED_BY_REQUEST:
-        return Verdict(Outcome.CANCELLED, 130, "ended because the caller cancelled it")
-    if reply.ended == wire.ENDED_FROM_OUTSIDE:
-        return Verdict(Outcome.CANCELLED, 130, "ended by a process outside the sandbox")
+    if (verdict := _ended_by(reply.ended, program)) is not None:
+        return verdict
     if reply.status == 0:
         return Verdict(Outcome.EXITED, 0)
     hint = _task_hint(ended, limits, group)
@@ -90,6 +87,18 @@ def judge(
     if number == signals.SIGSYS:
         return Verdict(Outcome.DENIED, 126, reason, signal=number)
     return Verdict(Outcome.SIGNALLED, 128 + number, reason, hint, signal=number)
+
+
+def _ended_by(by: int, program: client.Program) -> Verdict | None:
+    """Return the verdict on a run that its time or a request ended; None if neither did."""
+    if by == wire.ENDED_BY_TIME:
+        reason = f"ended after {program.wall:g} s, its time limit"
+        return Verdict(Outcome.TIMED_OUT, 124, reason, "allow more time: --timeout, timeout= or limits.wall")
+    if by == wire.ENDED_BY_REQUEST:
+        return Verdict(Outcome.CANCELLED, 130, "ended because the caller cancelled it")
+    if by == wire.ENDED_FROM_OUTSIDE:
+        return Verdict(Outcome.CANCELLED, 130, "ended by a process outside the sandbox")
+    return None
 
 
 def _unstarted(reply: wire.Reply) -> Verdict:

@@ -153,6 +153,8 @@ class RunEnding(msgspec.Struct, frozen=True):
     wall: float
     #: Whether the gate died, and not only the run's own keeper.
     gate_died: bool = False
+    #: Why the run was to end when the supervisor killed a gate that was late: by time or by request.
+    ended_late: int = wire.ENDED_ITSELF
     #: Whether the run was ended because its egress process had ended.
     egress_ended: bool = False
     #: Whether the sandbox was for this run alone.
@@ -225,6 +227,7 @@ def _supervise_program(
             reply=box.last_words() if gate_died and run.kept else reply,
             wall=wall,
             gate_died=gate_died,
+            ended_late=watch.ended_late,
             egress_ended=watch.egress_ended,
             alone=not run.kept,
             before=watch.before,
@@ -410,8 +413,14 @@ class Watch:
         self.channel: wire.Channel = box.connection
         #: Whether the run is being ended because its egress process has ended.
         self.egress_ended = False
+        #: Why the run was to end when the gate was killed because it was late.
+        self.ended_late = wire.ENDED_ITSELF
+        self._ends_by = wire.ENDED_BY_TIME
         self._watched: list[int] = []
+        #: From when on everything inside is being killed, in a sandbox for this run alone.
+        self._kill: float | None = None
         self._deadline: float | None = None
+        self._alone = False
 
     def start(
         self, stdio: tuple[int, ...], *, kept: bool, awaited: bool = False, more: tuple[int, ...] = ()
@@ -431,8 +440,9 @@ class Watch:
                     os.close(entrance)
         if kept:
             self._watch(self.channel.fileno())
+        self._alone = not kept
         if self.program.wall is not None:
-            self._deadline = self.began + self.program.wall + self.program.grace + LATE
+            self._expect_end(self.began + self.program.wall, wire.ENDED_BY_TIME)
         return self.channel
 
     def until_end(self, pumps: Pumps | None = None) -> Steps[wire.Reply | None]:
@@ -464,12 +474,12 @@ class Watch:
             self.events.forget(self.box.egress_needed)
         self.egress_ended = True
         self.channel.end(self.program.grace)
-        self._deadline = time.monotonic() + self.program.grace + LATE
+        self._expect_end(time.monotonic(), wire.ENDED_BY_REQUEST)
 
     def end_run(self, pumps: Pumps | None = None) -> Steps[wire.Reply | None]:
         """End the run (TERM, grace, KILL) and wait until it is over."""
         self.channel.end(self.program.grace)
-        self._deadline = time.monotonic() + self.program.grace + LATE
+        self._expect_end(time.monotonic(), wire.ENDED_BY_REQUEST)
         try:
             return (yield from self.until_end(pumps))
         except BaseException:
@@ -489,13 +499,30 @@ class Watch:
         self.events.watch(descriptor, *what)
         self._watched.append(descriptor)
 
+    def _expect_end(self, asked: float, by: int) -> None:
+        """Note when the gate asks the programs to end: it kills them after the grace period."""
+        self._ends_by = by
+        self._kill = asked + self.program.grace if self._alone else None
+        self._deadline = asked + self.program.grace + LATE
+
     def _patience(self, pumps: Pumps | None) -> float | None:
-        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        until = shorter(self._kill, self._deadline)
+        left = None if until is None else max(0.0, until - time.monotonic())
         return left if pumps is None else shorter(left, pumps.patience())
 
     def _check_time(self) -> None:
-        """Kill the gate if it is late."""
-        if self._deadline is not None and time.monotonic() >= self._deadline:
+        """Lift limits.cpu once everything inside is being killed; kill the gate if it is late."""
+        now = time.monotonic()
+        if self._kill is not None and now >= self._kill:
+            self._kill = None
+            self._lift_cpu()
+        if self._deadline is not None and now >= self._deadline:
             self._deadline = None
+            self.ended_late = self._ends_by
+            self._lift_cpu()
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.box.pidfd, signal.SIGKILL)
+
+    def _lift_cpu(self) -> None:
+        if self.box.group is not None:
+            self.box.group.lift_cpu()

@@ -428,6 +428,14 @@ def test_pretend_version_2_has_one_group_for_every_limit(pretend: Tree) -> None:
         pretend.enter(4711, pretend.root)
 
 
+def test_pretend_version_2_does_not_throttle_what_is_killed(pretend: Tree) -> None:
+    with grouped(GroupLimits(cpu=1.5), cgroups.places(proc=str(pretend.proc))) as group:
+        file = Path(group.paths[0]) / "cpu.max"
+        assert file.read_text().strip() == "150000 100000"
+        group.lift_cpu()
+        assert file.read_text().startswith("max 100000")
+
+
 def test_pretend_version_2_counts_for_each_run(pretend: Tree) -> None:
     with grouped(ALL, cgroups.places(proc=str(pretend.proc))) as group:
         (path,) = map(Path, group.paths)

@@ -6,11 +6,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import stockade
 from stockade import Policy, Result
+from stockade.host import host
+from stockade.runs import supervise
+from stockade.runs.cgroup import SandboxCgroups
+from support.means import applies
 
 
 def sh(script: str, policy: Policy | None = None) -> Result:
@@ -243,3 +248,44 @@ def test_the_task_limit_is_kept_by_a_cgroup_for_root_and_for_others_by_their_nam
     else:
         assert "RLIMIT_NPROC" in tasks.mechanism
         assert tasks.observed == "limit of the process read from the kernel"
+
+
+class TestAGateThatCannotEndTheRunInTime:
+    """Pretended by a gate that is stopped, as tasks that all wait for one lock of the kernel make it late."""
+
+    @pytest.fixture(autouse=True)
+    def stopped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = supervise.Watch.start
+
+        def start(watch: supervise.Watch, *words: Any, **options: Any) -> Any:
+            channel = real(watch, *words, **options)
+            signal.pidfd_send_signal(watch.box.pidfd, signal.SIGSTOP)
+            return channel
+
+        monkeypatch.setattr(supervise.Watch, "start", start)
+        monkeypatch.setattr(supervise, "LATE", 0.3)
+
+    def test_its_run_has_timed_out(self) -> None:
+        result = stockade.run(["sleep", "60"], timeout=0.3, grace=0.1)
+        assert (result.outcome, result.exit_code) == ("timed-out", 124)
+        assert "0.3 s" in result.reason
+
+    def test_its_run_in_a_living_sandbox_has_timed_out(self) -> None:
+        with stockade.Sandbox() as box:
+            assert box.run(["sleep", "60"], timeout=0.3, grace=0.1).outcome == "timed-out"
+
+    def test_what_is_killed_is_not_throttled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        applies(host().has("cgroup.cpu"), "no cgroups for this user")
+        lifted: list[str] = []
+        real = SandboxCgroups.lift_cpu
+
+        def lift(group: SandboxCgroups) -> None:
+            real(group)
+            cpu = group._by["cpu"]
+            lifted.append(cpu.read("cpu.max" if cpu.version == 2 else "cpu.cfs_quota_us").split()[0])
+
+        monkeypatch.setattr(SandboxCgroups, "lift_cpu", lift)
+        result = stockade.run(["sleep", "60"], Policy(limits={"cpu": 0.5}), timeout=0.3, grace=0.1)
+        assert result.outcome == "timed-out"
+        # When everything is to be killed, when the gate is late, and when the sandbox is closed.
+        assert len(lifted) == 3 and set(lifted) <= {"-1", "max"}
