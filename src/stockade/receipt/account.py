@@ -3,6 +3,10 @@
 It begins with the run and is closed with it, however the run ends: by itself, by a limit, by a signal, by an
 exception in the caller, or because nothing could be started. Its policy, plan and controls are those of this
 very run. The modules that make receipts are loaded while the program runs, and not before.
+
+How a run ended is decided once. An exception that arrives while that is recorded, such as a Ctrl-C, does not
+change it: the record is completed, and the exception goes on. So a run has one receipt, and the log of runs
+says the same.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stockade.errors import ReceiptError, StockadeError
 
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
         Protection,
         Receipt,
         RuleChange,
+        Statement,
         Who,
     )
     from stockade.result import Result
@@ -98,6 +103,10 @@ class Account:
         self.started = time.time()
         self._clock = time.monotonic()
         self._closed = False
+        #: How the run ended, once that is decided.
+        self._decided: RunRecord | None = None
+        #: The statement of its receipt and the place that it was made for, also if it may not be in the log.
+        self.statement: tuple[int, Statement] | None = None
 
     @property
     def age(self) -> float:
@@ -141,34 +150,58 @@ class Account:
 
         A StockadeError carries the receipt.
         """
-        if self._closed:
-            return
-        self._closed = True
-        # If the log cannot be written either, the caller still gets the original error.
-        with contextlib.suppress(StockadeError, OSError):
-            from stockade.receipt import builder
+        receipt = self._close(lambda: self._failure_receipt(error))
+        if isinstance(error, StockadeError) and receipt is not None:
+            error.receipt = receipt
 
-            receipt = builder.failed(self, error)
-            if isinstance(error, StockadeError):
-                error.receipt = receipt
+    def _failure_receipt(self, error: BaseException) -> Receipt:
+        from stockade.receipt import builder
 
-    def ended(self, result: Result, streams: dict[str, str]) -> Result:
-        """Return the result with its receipt; `streams` are the digests of the program's output."""
+        return builder.failed(self, error)
+
+    def ended(self, record: RunRecord) -> Result:
+        """Record how the run ended, unless that is decided already; return the result with its receipt."""
         from stockade.receipt.builder import ended
 
-        with_receipt = ended(self, result, streams)
+        repeated = self._decided is not None
+        self._decided = record = self._decided or record
+        record.log(repeated)
+        with_receipt = ended(self, record.result, record.streams)
         self._closed = True
         return with_receipt
 
     def abandoned(self) -> None:
         """Make the receipt of a run that its caller abandoned before it ended."""
-        if self._closed:
-            return
-        self._closed = True
+        self._close(self._abandonment_receipt)
+
+    def _abandonment_receipt(self) -> Receipt:
         from stockade.receipt import builder
 
+        return builder.abandoned(self)
+
+    def _close(self, make: Callable[[], Receipt]) -> Receipt | None:
+        """Record the ending that is decided, or else the one of `make`, whatever interrupts that.
+
+        If the log cannot be written, the caller still gets the original error.
+        """
+        receipt = None
         with contextlib.suppress(StockadeError, OSError):
-            builder.abandoned(self)
+            while not self._closed:
+                with contextlib.suppress(KeyboardInterrupt):
+                    receipt = make() if self._decided is None else self.ended(self._decided).receipt
+                    self._closed = True
+        self._closed = True
+        return receipt
+
+
+class RunRecord(NamedTuple):
+    """How a run ended, as the log of runs and its receipt say it."""
+
+    result: Result
+    #: The digests of the program's output.
+    streams: dict[str, str]
+    #: Adds the run to the log of runs; with True only if it is not there yet.
+    log: Callable[[bool], object]
 
 
 class FailureRecorder:

@@ -12,7 +12,7 @@ import msgspec
 
 from stockade._version import __version__
 from stockade.controls import Control, Grade
-from stockade.errors import ReceiptError, SetupError, StockadeError
+from stockade.errors import NotFoundError, ReceiptError, SetupError, StockadeError
 from stockade.linux.plain_text import utc
 from stockade.linux.sha256 import Sha256Stream
 from stockade.receipt import chain
@@ -241,17 +241,32 @@ def _make_receipt(
     about_run = _run_fields(account, ending, used, duration)
     about_run["network"] = _network(account, result)
     about = tuple(Subject(name, {"sha256": sha256}) for name, sha256 in sorted(subjects.items()))
-    place = 0
 
     def write(link: chain.ChainLink) -> Statement:
-        nonlocal place
-        place = link.sequence
         fields: dict[str, Any] = msgspec.structs.asdict(link)
-        return Statement(about, Predicate(**fields, **about_run))
+        statement = Statement(about, Predicate(**fields, **about_run))
+        account.statement = link.sequence, statement
+        return statement
 
-    receipt = chain.of(account.home).append(write, batched=_policy(account).receipts == "batched")
-    account.places.append(place)
+    receipt = _appended(account)
+    if receipt is None:
+        receipt = chain.of(account.home).append(write, batched=_policy(account).receipts == "batched")
+    assert account.statement is not None
+    if (place := account.statement[0]) not in account.places[-1:]:
+        account.places.append(place)
     return receipt
+
+
+def _appended(account: Account) -> Receipt | None:
+    """Return the receipt of a run if an attempt that was interrupted has added it to the log."""
+    if account.statement is None:
+        return None
+    place, statement = account.statement
+    try:
+        found = chain.of(account.home).get(place)
+    except NotFoundError:
+        return None
+    return found if found.payload == canonical(statement) else None
 
 
 def _policy(account: Account) -> Policy:

@@ -10,7 +10,7 @@ import msgspec
 from stockade.controls import Control
 from stockade.gate import client, wire
 from stockade.policy.socket_options import MULTICAST
-from stockade.receipt.account import Account
+from stockade.receipt.account import Account, RunRecord
 from stockade.resolve.paths.protected_paths import warnings
 from stockade.result import Outcome, Result
 from stockade.runs.io.eventloop import Events, Steps, in_thread
@@ -110,15 +110,16 @@ def result_of(
         )
     result = revised(result)
     place = prepared.resolved.workspace
-    runlog.note(
-        prepared.state,
+    line = runlog.line(
         account.command,
         result,
         sandbox="" if entry is None else entry.record.id,
         directory="" if place is None else place.path,
         name=account.name,
     )
-    return account.ended(result, ended.digests)
+    return account.ended(
+        RunRecord(result, ended.digests, lambda repeated: runlog.add(prepared.state, line, repeated))
+    )
 
 
 #: Why the rule `ask` had no effect.

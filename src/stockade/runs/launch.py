@@ -45,7 +45,11 @@ LAST_MOMENT = 0.2
 
 
 class LaunchedSandbox:
-    """A sandbox whose gate waits for requests."""
+    """A sandbox whose gate waits for requests.
+
+    `held` are a pidfd and the namespaces. Those that it does not need it takes from the list and closes: what
+    is listed belongs to the launch until that has returned the sandbox, and is closed by one of them alone.
+    """
 
     def __init__(
         self,
@@ -57,15 +61,18 @@ class LaunchedSandbox:
         self.connection = connection
         self.evidence = evidence
         self.pidfd, *namespaces = held
+        places = dict(zip(NAMESPACES, namespaces, strict=True))
         #: The inode number of the network namespace, which no other gets while the descriptor is open.
         self._network = evidence.namespaces["net"]
         #: Another sandbox of this process can join it: `RunPreparation.network`.
-        self.network_fd = namespaces.pop(NAMESPACES.index("net"))
+        self.network_fd = places["net"]
         #: The user namespace, if the plan maps ids of its own: a process that enters it sees files as the
         #: programs inside do. -1 otherwise.
-        self.user_fd = namespaces.pop(NAMESPACES.index("user")) if prepared.plan.namespaces.ids else -1
-        for descriptor in namespaces:
-            os.close(descriptor)
+        self.user_fd = places["user"] if prepared.plan.namespaces.ids else -1
+        kept = [one for one in (self.pidfd, self.network_fd, self.user_fd) if one >= 0]
+        held[:] = [*kept, *(one for one in namespaces if one not in kept)]
+        while len(held) > len(kept):
+            os.close(held.pop())
         self.owner = os.getpid()
         self.group = prepared.group
         #: What relays its connections, with network rules or published ports.
@@ -230,6 +237,8 @@ def launch_with_retry(
                 _guard_limits(connection, prepared)
                 return _launched_sandbox(connection, held, prepared, evidence)
         except BaseException as error:
+            if held and "net" in evidence.namespaces:
+                living_networks.leave(evidence.namespaces["net"], held[0])
             yield from abandon(connection, held, events)
             # The resident died before it read the request: a child that it was cloning kept its socket open.
             if attempt or joins or held or not isinstance(error, GateDiedError):

@@ -143,7 +143,7 @@ def note(home: Path, times: int = 1, program: str = "true") -> None:
     home.mkdir(mode=0o700, exist_ok=True)
     for _ in range(times):
         result = Result(outcome=Outcome.EXITED, exit_code=0)
-        runlog.note(str(home), [program], result, sandbox="0" * 12, directory="/")
+        runlog.add(str(home), runlog.line([program], result, sandbox="0" * 12, directory="/"))
 
 
 class TestBounds:
@@ -164,7 +164,7 @@ class TestBounds:
             "from stockade.result import Outcome, Result\n"
             "for n in range(200):\n"
             "    result = Result(outcome=Outcome.EXITED, exit_code=n)\n"
-            "    runlog.note(sys.argv[1], ['p'], result, sandbox='', directory='/')\n"
+            "    runlog.add(sys.argv[1], runlog.line(['p'], result, sandbox='', directory='/'))\n"
         )
         writers = [subprocess.Popen([sys.executable, "-c", code, str(stockade_home)]) for _ in range(3)]
         assert [writer.wait(60) for writer in writers] == [0, 0, 0]

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from stockade import state
+from stockade.errors import StockadeError
 from stockade.linux.plain_text import bounded, text
 from stockade.result import Decision, Handoff, Result, SpillFile
 
@@ -34,8 +35,6 @@ VARIABLE = "STOCKADE_LOG"
 MOST_LEFT, MOST_LINE, MOST_PATH = 20, 400, 250
 #: How a `HandoffLine` begins.
 _LEFT = b'{"type":"left"'
-
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RunLogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -80,13 +79,11 @@ class HandoffLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     warnings: tuple[str, ...] = ()
 
 
-def note(
-    home: str, command: Sequence[str], result: Result, *, sandbox: str, directory: str, name: str = ""
-) -> None:
-    """Add a run to the log. A failure to write the log does not fail the run."""
+def line(command: Sequence[str], result: Result, *, sandbox: str, directory: str, name: str = "") -> bytes:
+    """Return the line of a run; empty if the user wants no log."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted == "off":
-        return
+        return b""
     ran = RunLogLine(
         at=time.time() - result.usage.wall,
         sandbox=sandbox,
@@ -114,8 +111,17 @@ def note(
             refused=_count(result, "denied"),
             network_first=_first(map(_decision_text, result.network)),
         )
-    with contextlib.suppress(OSError):
-        _append(home, msgspec.json.encode(ran) + b"\n")
+    return msgspec.json.encode(ran) + b"\n"
+
+
+def add(home: str, line: bytes, repeated: bool = False) -> None:
+    """Add the line of a run to the log; if `repeated`, only if an earlier attempt has not added it.
+
+    A failure to write the log does not fail the run.
+    """
+    with contextlib.suppress(OSError, StockadeError):
+        if line and not (repeated and line.rstrip() in _lines(home)):
+            _append(home, line)
 
 
 def note_left(home: str, sandbox: str, left: Sequence[Handoff], warnings: Sequence[str]) -> None:
@@ -159,15 +165,12 @@ def _decision_text(one: Decision) -> str:
 
 
 def _append(home: str, line: bytes) -> None:
-    path = f"{home}/{FILE}"
-    file = os.open(path, _FLAGS, 0o600)
-    try:
-        os.write(file, line)
+    # A file object, which closes itself if an interruption comes before its `with`; unbuffered: one write.
+    with open(f"{home}/{FILE}", "ab", buffering=0, opener=_private) as file:
+        file.write(line)
         # After an append the offset is the size of the file.
-        if os.lseek(file, 0, os.SEEK_CUR) >= MOST_BYTES:
-            _rotate(home, file)
-    finally:
-        os.close(file)
+        if file.tell() >= MOST_BYTES:
+            _rotate(home, file.fileno())
 
 
 def _rotate(home: str, file: int) -> None:
