@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import posixpath
+import re
+from collections.abc import Callable
 from random import Random
+from urllib.parse import unquote
 
 import pytest
 
@@ -150,6 +154,45 @@ def test_a_rule_that_denies_means_what_servers_take_for_the_same_path(denied: st
     rules = ("* https://a.example/**", f"!GET https://a.example{denied}")
     assert decided(rules, "GET", "/other")
     assert not decided(rules, "GET", target)
+
+
+#: What some server does to a path before it looks for what is there.
+SERVERS: tuple[Callable[[str], str], ...] = (
+    lambda path: unquote(path, "latin-1"),
+    lambda path: unquote(unquote(path, "latin-1"), "latin-1"),
+    lambda path: re.split("(?i)[?#]|%3f|%23", path)[0],
+    lambda path: re.sub("/+", "/", path),
+    lambda path: "/".join(segment.partition(";")[0] for segment in path.split("/")),
+    lambda path: path.replace("\\", "/"),
+    posixpath.normpath,
+)
+PIECES = (
+    *("a", "admin", "ADMIN", "adm%69n", "/", "%2F", "%252F", "%5C", "%255c", "..", ".", "%2e", "%252e"),
+    *(";", "%3B", "%3F", "%253F", "%23", "%61", "%2561", "%20", "%c3%a9", "%25", "%2525"),
+)
+
+
+def test_no_server_finds_behind_an_allowed_path_what_the_rules_do_not_allow() -> None:
+    random, allowed = Random(5), 0
+    denial = ("* https://a.example/**", "!GET https://a.example/admin")
+    for _ in range(4000):
+        pieces = [random.choice(PIECES) for _ in range(random.randint(1, 4))]
+        steps = random.sample(SERVERS, random.randint(1, 5))
+        for before, after, rules, pattern in (
+            ("/", "", denial, "(?i)(?!/admin/?$).*"),
+            ("/v1/", "/x", ("GET https://a.example/v1/*/x",), "/v1/[^/]+/x"),
+        ):
+            text = read = before + "".join(pieces) + after
+            try:
+                if not decided(rules, "GET", text):
+                    continue
+            except AmbiguousTargetError:
+                continue
+            allowed += 1
+            for step in steps:
+                read = step(read)
+            assert re.fullmatch(pattern, read, re.DOTALL), (text, read)
+    assert allowed > 2000
 
 
 @pytest.mark.parametrize(
