@@ -1,10 +1,12 @@
-"""Every file and module that a page names exists: a reader who follows a name arrives."""
+"""Every file and module that a page or a comment names exists: a reader who follows a name arrives."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -32,11 +34,18 @@ EXAMPLES = frozenset(
             "docs/agents.md",
             "docs/AGENTS.md",
             "docs/conf.py",
+            "docs/guide.md",
             "docs/source/conf.py",
             "src/main.c",
+            "src/x.py",
+            "src/x.test.js",
+            "src/**/test_",
+            "tests/a/b.py",
+            "tests/test.sh",
             "stockade.pem",
         ),
         "src/stockade/gate/bin",  # made by an install
+        *("linux/in.h", "linux/in6.h", "linux/netlink.h", "linux/sock_diag.h"),  # of the kernel
         *("backends/NAME.py", "state/directory.py", "host/detection.py", "gate/binary.py"),
     }
 )
@@ -47,6 +56,9 @@ _IN_A_ROOM = re.compile(rf"(?<![\w./~*-])(?:{'|'.join(ROOMS)})/[\w./*-]*\.(?:py|
 #: A name with a dash is no module's: an extension of the server, for example.
 _DOTTED = re.compile(r"\bstockade(?:\.\w++)++(?!-)")
 _IN_CODE = re.compile(r"`([^`\n]+)`")
+#: A file of the gate, named alone; with a directory before it, another pattern finds it.
+_OF_THE_GATE = re.compile(r"(?<![\w./<-])\w+\.[ch]\b(?!\()")
+_C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
 def missing(text: str) -> Iterator[str]:
@@ -83,6 +95,38 @@ def _names_in(module: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+def comments(source: Path) -> str:
+    """What a source file says to its readers: its comments, and in Python its docstrings."""
+    text = source.read_text(encoding="utf-8")
+    if source.suffix != ".py":
+        return "\n".join(_C_COMMENT.findall(text))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    found = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
+    return "\n".join([*found, *(ast.get_docstring(node) or "" for node in nodes)])
+
+
+def missing_of_the_gate(text: str) -> list[str]:
+    """The C files that a text names alone and the gate does not have."""
+    return [name for name in _OF_THE_GATE.findall(text) if not (PACKAGE / "gate/src" / name).exists()]
+
+
+def test_what_a_comment_names_exists() -> None:
+    sources = [*modules().values(), *sorted((PACKAGE / "gate/src").glob("*.[ch]"))]
+    wrong = {}
+    for source in sources:
+        text = comments(source)
+        if found := [*missing(text), *missing_of_the_gate(text)]:
+            wrong[str(source.relative_to(ROOT))] = found
+    assert wrong == {}
+
+
+def test_contributing_names_files_of_the_gate_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert _OF_THE_GATE.findall(text) and missing_of_the_gate(text) == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_names_exists(page: Path) -> None:
     assert list(missing(page.read_text(encoding="utf-8"))) == []
@@ -91,8 +135,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
 def test_the_pages_that_the_package_names_exist() -> None:
     texts = (module.read_text(encoding="utf-8") for module in modules().values())
     named = {name for text in texts for name in re.findall(r"\bdocs/[\w./-]+\.md\b", text)}
-    examples = EXAMPLES | {"docs/guide.md"}
-    assert named and [name for name in sorted(named - examples) if not _exists(name)] == []
+    assert named and [name for name in sorted(named - EXAMPLES) if not _exists(name)] == []
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ DEVICE_LINKS = {
 }
 
 PAGE, LEAST_INODES = 4096, 1024
-#: The gate accepts a plan of at most 4096 operations.
+#: Each program is an operation, and the gate accepts plans of at most PLAN_MAX_OPS (gate/src/wire.h).
 MOST_PROGRAMS = 3000
 
 

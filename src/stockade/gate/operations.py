@@ -2,7 +2,7 @@
 
 Every operation can say in words what it does, which clause of the policy it
 serves and what must be observed afterwards, and can write itself down as the
-record that the gate reads. The numbers and shapes are those of `src/wire.h`.
+record that the gate reads. The numbers and shapes are those of `gate/src/wire.h`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 /* What the gate and its supervisor say to each other: every number, flag and size that both must know.
  *
- * Python's copy is gate/wire.py, under the same names, and tests/functional/test_gate_wire.py compares the two. A number
+ * Python's copy is gate/wire.py, under the same names, and tests/kernel/gate/test_gate_wire.py compares the two. A number
  * that only one side uses has no place here.
  */
 #ifndef STOCKADE_WIRE_H
