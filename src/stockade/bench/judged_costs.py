@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from stockade.bench.measure import Figure, Section, interleaved, ratio, timing
@@ -192,11 +193,8 @@ async def _judge(port: int, place: str, server: int) -> None:
     from stockade.egress.active_rules import ActiveRules
     from stockade.egress.dialer import DialError
     from stockade.egress.records import RecordWriter, create_records
-    from stockade.egress.termination.connection import (
-        HttpTermination,
-        TerminatedConnection,
-        TerminatedPlace,
-    )
+    from stockade.egress.termination.connection import TerminatedConnection
+    from stockade.egress.termination.http_termination import HttpTermination, TerminatedPlace
     from stockade.policy.net_rules import parse_rule
 
     loop, writer = asyncio.get_running_loop(), RecordWriter(create_records())
@@ -205,20 +203,24 @@ async def _judge(port: int, place: str, server: int) -> None:
     listener = socket.create_server(("127.0.0.1", port))
     listener.setblocking(False)
 
+    async def dial() -> socket.socket:
+        outside = socket.socket()
+        outside.setblocking(False)
+        outside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await loop.sock_connect(outside, ("127.0.0.1", server))
+        return outside
+
     async def serve(inside: socket.socket) -> None:
         try:
             protocols = await shared.hello(inside, HOST)
         except DialError:  # only to see whether something listens
             inside.close()
             return
-        outside = socket.socket()
-        outside.setblocking(False)
-        await loop.sock_connect(outside, ("127.0.0.1", server))
-        for end in (inside, outside):
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        inside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         record = writer.connection(HOST, "127.0.0.1", server, 0)
         where = TerminatedPlace("https", HOST, server)
-        await TerminatedConnection(shared, where, inside, outside, record).run(protocols, 20.0)
+        ends = TerminatedConnection(loop, inside, await dial(), record, dial=dial)
+        await ends.run(partial(shared.serve, where, protocols, 20.0))
 
     tasks = set()
     while True:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from stockade.egress.decoders.http_requests import RequestRefusedError, RequestScreen, refusal
+from stockade.egress.decoders.http_requests import BAD_IN_LINE, RequestRefusedError, bad_byte
 from stockade.egress.decoders.tls_hello import ClientHello, HelloError, HelloReader, NotTlsError
 from stockade.egress.relay import Relay
+from stockade.egress.termination.http1_heads import HEAD_SIZE, decode_request, refusal_of
 
 #: The longest hello on a port that need not have one.
 _HELLO_SIZE = 16 * 1024
@@ -78,46 +79,6 @@ class HeldBytes:
         return self._amount <= self._limit
 
 
-class RequestCheck:
-    """Judges the requests of a relay after the first one; `amount` bytes are held, and counted, already."""
-
-    def __init__(self, relay: Relay, screen: RequestScreen, held: HeldBytes, amount: int) -> None:
-        self._relay, self._screen, self._held, self._amount = relay, screen, held, amount
-        relay.finished.add_done_callback(lambda _: self._count(-self._amount))
-
-    def pass_request(self, data: bytes) -> bytes:
-        """Return what may be sent on."""
-        try:
-            passed = self._screen.feed(data)
-        except RequestRefusedError as error:
-            self._relay.refuse(_request_reason(error), _request_refusal(error))
-            return b""
-        held = len(data) - len(passed)
-        if not self._count(held) and held > 0:
-            self._relay.refuse("limit", b"")
-        return passed
-
-    def _count(self, amount: int) -> bool:
-        self._amount += amount
-        return self._held.add(amount)
-
-    def pass_response(self, data: bytes) -> bytes:
-        """Let the screen see the response to an upgrade, and pass it on."""
-        try:
-            released = self._screen.response_head(data)
-        except RequestRefusedError as error:
-            self._relay.refuse(_request_reason(error), _request_refusal(error))
-            return b""
-        if self._screen.opaque:
-            self._relay.outgoing.check = None
-        if not self._screen.waiting_for_response:
-            self._relay.incoming.check = None
-        if released:
-            self._count(-len(released))
-            self._relay.outgoing.push(released)
-        return data
-
-
 def read_hello(reader: HelloReader, data: bytes) -> ClientHello | None:
     """Return the hello of a client on port 443 once it is complete; refuse anything else."""
     try:
@@ -136,20 +97,22 @@ def check_name(hello: ClientHello, name: str) -> None:
         raise RefusalError("SNI differs", _UNRECOGNIZED_NAME)
 
 
-def read_requests(screen: RequestScreen, data: bytes) -> bytes:
-    """Return what may be sent on of the first requests of a client on port 80."""
+def names_host(data: bytearray, new: int, name: str, port: int) -> bool:
+    """Return whether a client on port 80 has sent the head of its first request; refuse a wrong one.
+
+    The last `new` bytes of its data have not been looked at yet.
+    """
+    searched = len(data) - new
+    end = data.find(b"\r\n\r\n", max(0, searched - 3)) + 4
+    stop = end if end > 3 else len(data)
     try:
-        return screen.feed(data)
+        if found := BAD_IN_LINE.search(data, max(0, searched - 1), stop):
+            raise RequestRefusedError(bad_byte(found[0]))
+        if stop > HEAD_SIZE:
+            raise RequestRefusedError("head too long")
+        if end > 3:
+            decode_request(bytes(data[:end]), "http", name, port)
     except RequestRefusedError as error:
-        raise RefusalError(_request_reason(error), _request_refusal(error)) from None
-
-
-def _request_reason(error: RequestRefusedError) -> str:
-    if str(error).startswith("limits."):
-        return str(error)
-    return "Host differs" if error.host else "not HTTP"
-
-
-def _request_refusal(error: RequestRefusedError) -> bytes:
-    names = f"The request names {error.host}, and the program looked up another host for this connection."
-    return refusal(str(error), names if error.host else "")
+        refused = refusal_of(error)
+        raise RefusalError(refused.reason, refused.response) from None
+    return end > 3

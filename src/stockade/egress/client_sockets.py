@@ -58,15 +58,22 @@ async def send(loop: asyncio.AbstractEventLoop, connection: socket.socket, data:
 async def say_and_close(
     loop: asyncio.AbstractEventLoop, connection: socket.socket, last_words: bytes
 ) -> None:
-    """Tell a client why it is refused. A close with bytes unread would reset the words away."""
+    """Tell a client why it is refused."""
+    with contextlib.suppress(OSError):
+        connection.send(last_words)
+        connection.shutdown(socket.SHUT_WR)
+        await drain_and_close(loop, connection)
+    connection.close()
+
+
+async def drain_and_close(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
+    """Close a connection once its client has read the last words, or too late.
+
+    A close with bytes unread would reset the words away.
+    """
+    drained = 0
     with contextlib.suppress(OSError):
         async with asyncio.timeout(_LAST_WORDS_SECONDS):
-            connection.send(last_words)
-            connection.shutdown(socket.SHUT_WR)
-            drained = 0
-            while drained < _LAST_WORDS_DRAIN:
-                data = await receive(loop, connection)
-                if not data:
-                    break
+            while drained < _LAST_WORDS_DRAIN and (data := await receive(loop, connection)):
                 drained += len(data)
     connection.close()

@@ -1,7 +1,7 @@
 """Serves a connection from inside by its kind, once a rule has allowed it.
 
-What a client says first is judged before a byte of it leaves: a TLS hello, the head of a request, or every
-request. Then the server is dialled, and the bytes are relayed.
+What a client says first is judged before a byte of it leaves: a TLS hello, or a request. Then the server is
+dialled. Bytes with TLS are relayed; requests are read and written anew, one by one.
 """
 
 from __future__ import annotations
@@ -13,27 +13,20 @@ from functools import partial
 
 from stockade.egress.active_rules import HTTP_PORT, TLS_PORT, Destination
 from stockade.egress.bounds import EgressBounds
-from stockade.egress.client_checks import (
-    HelloCheck,
-    RefusalError,
-    RequestCheck,
-    check_name,
-    read_hello,
-    read_requests,
-)
+from stockade.egress.client_checks import HelloCheck, RefusalError, check_name, names_host, read_hello
 from stockade.egress.client_sockets import receive, say_and_close
 from stockade.egress.connection_table import ConnectionTable
-from stockade.egress.decoders.http_requests import RequestScreen
 from stockade.egress.decoders.tls_hello import HelloReader
 from stockade.egress.dialer import DialError
 from stockade.egress.network_budget import NetworkBudget
 from stockade.egress.outgoing_connections import OutgoingConnections
 from stockade.egress.relay import PipePool, Relay
+from stockade.egress.termination.connection import TerminatedConnection, serve_plain
 from stockade.policy.net_rule_set import NetDecision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stockade.egress.termination.connection import HttpTermination
+    from stockade.egress.termination.http_termination import HttpTermination
 
 #: Serves a connection from inside to a destination that a rule allows, by its place.
 ConnectionServer = Callable[[socket.socket, Destination, int], Awaitable[None]]
@@ -90,35 +83,25 @@ class ConnectionServers:
         await self._finish(relay)
 
     async def _serve_http(self, connection: socket.socket, destination: Destination, rule: int) -> None:
-        budget = self._limits.of_host(destination.name)
-        spend = None if budget is None else budget.spend_request
-        screen, first, data = RequestScreen(destination.name, destination.port, spend), b"", b""
+        """Read every request, and write it anew; the server is dialled once the first one names it."""
+        name, port, first, data = destination.name, destination.port, bytearray(), b""
         async with asyncio.timeout(self._bounds.hello):
-            while not screen.requests:
-                before, data = data, await receive(self._loop, connection)
+            while not names_host(first, len(data), name, port):
+                data = await receive(self._loop, connection)
                 if not data:
-                    raise _end_before(before, "not HTTP")
+                    raise _end_before(first, "not HTTP")
                 self._connections.hold(connection, len(data))
-                first = read_requests(screen, data)
-        # What came with the first request and belongs to later ones is held further on.
-        held = self._connections.held
-        more = self._connections.release(connection) - len(first)
+                first += data
+        # What it sent stays in memory, and counts, until the server is there.
+        held, amount = self._connections.held, self._connections.release(connection)
+        del data
         try:
-            if not held.add(more) and more:
+            if not held.add(amount):
                 raise RefusalError("limit")
-            dialled = await self._outgoing.dial(destination)
-        except BaseException:
-            held.add(-more)
-            raise
-        relay = self._relay(connection, dialled, destination, rule)
-        check = RequestCheck(relay, screen, held, more)
-        relay.outgoing.check = check.pass_request
-        if screen.waiting_for_response:
-            relay.incoming.check = check.pass_response
-        relay.incoming.start()
-        relay.outgoing.start(first)
-        del first, data, before
-        await self._finish(relay)
+            ends = await self._terminated(connection, destination, rule)
+        finally:
+            held.add(-amount)
+        await ends.run(partial(serve_plain, name, port, first))
 
     async def _serve_other(
         self, connection: socket.socket, destination: Destination, rule: int, *, looks: bool
@@ -137,7 +120,7 @@ class ConnectionServers:
     ) -> None:
         """End TLS here, and judge every request."""
         # The template of an egress process that ends TLS has loaded it.
-        from stockade.egress.termination.connection import TerminatedConnection, TerminatedPlace
+        from stockade.egress.termination.http_termination import TerminatedPlace
 
         assert self._termination is not None
         task = asyncio.current_task()
@@ -150,13 +133,28 @@ class ConnectionServers:
             async with asyncio.timeout(self._bounds.hello):
                 protocols = await self._termination.hello(connection, destination.name)
         self._connections.release(connection)
-        dialled = await self._outgoing.dial(destination)
-        outside, record = self._outgoing.record(connection, dialled, destination, rule)
         place = TerminatedPlace(scheme, destination.name, destination.port)
-        budget = self._limits.of_host(destination.name)
-        terminated = TerminatedConnection(self._termination, place, connection, outside, record, budget)
-        self._connections.attach(terminated)
-        await terminated.run(protocols, self._bounds.hello)
+        ends = await self._terminated(connection, destination, rule)
+        await ends.run(partial(self._termination.serve, place, protocols, self._bounds.hello))
+
+    async def _terminated(
+        self, inside: socket.socket, destination: Destination, rule: int
+    ) -> TerminatedConnection:
+        """Dial a server for a connection whose requests are read here."""
+        dialled = await self._outgoing.dial(destination)
+        outside, record = self._outgoing.record(inside, dialled, destination, rule)
+
+        async def dial_again() -> socket.socket:
+            connection, _ = await self._outgoing.dial(destination, dialled[1])
+            self._connections.limit_buffers(connection)
+            return connection
+
+        ends = TerminatedConnection(
+            self._loop, inside, outside, record, self._limits.of_host(destination.name), dial_again,
+            self._connections.held.add,
+        )  # fmt: skip
+        self._connections.attach(ends)
+        return ends
 
     def _relay(
         self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: Destination, rule: int

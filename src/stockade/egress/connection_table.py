@@ -81,12 +81,16 @@ class ConnectionTable:
 
     def attach(self, relay: Relay | TerminatedConnection) -> None:
         """Remember the relay of the connection that the current task serves."""
-        if len(self._relays) > _LARGE_BUFFERS:
-            limit_buffers(relay.inside)
-            limit_buffers(relay.outside)
+        self.limit_buffers(relay.inside)
+        self.limit_buffers(relay.outside)
         task = asyncio.current_task()
         if task is not None:
             self._relays[task] = relay
+
+    def limit_buffers(self, connection: socket.socket) -> None:
+        """Bound what the kernel holds for a socket, once many connections are under way."""
+        if len(self._relays) > _LARGE_BUFFERS:
+            limit_buffers(connection)
 
     def unfinished(self) -> list[Relay | TerminatedConnection | None]:
         """Return the relays that have not ended; None for each connection that has none yet."""

@@ -54,8 +54,11 @@ class OutgoingConnections:
         #: The connections whose requests are judged.
         self.judged: set[asyncio.Task[None]] = set()
 
-    async def dial(self, destination: Destination) -> tuple[socket.socket, str]:
-        """Connect to a server, for the connection that the current task serves; return also its address."""
+    async def dial(self, destination: Destination, known: str = "") -> tuple[socket.socket, str]:
+        """Connect to a server, for the connection that the current task serves; return also its address.
+
+        `known` is the address of an earlier connection to the same server.
+        """
         self._check_rules(destination)
         self._spend_connection(destination)
         addresses: Sequence[str] = (destination.address,)
@@ -65,7 +68,7 @@ class OutgoingConnections:
                     addresses = await self._addresses_of(proxy.host)
                     return await self._dial_through(proxy, addresses, destination)
                 if destination.name:
-                    addresses = await self._resolve(destination)
+                    addresses = await self._resolve(destination, known)
                 return await connect_first(self._loop, addresses, destination.port)
         except OSError as error:
             raise DialError(reason_for(error), address=addresses[0]) from None
@@ -141,13 +144,13 @@ class OutgoingConnections:
             raise
         return connection, address
 
-    async def _resolve(self, destination: Destination) -> Sequence[str]:
+    async def _resolve(self, destination: Destination, known: str) -> Sequence[str]:
         """Return the addresses of a name that may be dialled, by the rules of this moment."""
         name = destination.name
         self._spend_name(name, self._check_rules(destination).rule)
         if self._resolver is None:
             raise DialError("resolver failed")
-        found = await self._resolver.addresses(name)
+        found = [known] if known else await self._resolver.addresses(name)
         rules = self._rules.active
         choice = choose_addresses(found, destination.port, rules.set)
         if not choice.addresses:

@@ -64,7 +64,7 @@ from stockade.policy.net_rules import DNS_PORT, PROXY_PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from stockade.egress.termination.connection import HttpTermination
+    from stockade.egress.termination.http_termination import HttpTermination
     from stockade.egress.termination.messages import HttpExchange, RequestHead
 
 #: The descriptors of the first message: records, nudge, resolver, listeners and the like.
@@ -208,7 +208,7 @@ def _make_termination(
 ) -> HttpTermination:
     """Make what ends TLS: its authority, and the roots of servers if they are not the system's."""
     # The template of an egress process that ends TLS has loaded it.
-    from stockade.egress.termination.connection import HttpTermination
+    from stockade.egress.termination.http_termination import HttpTermination
 
     made = HttpTermination(loop, records, lambda: rules.active, roots)
     if secrets:

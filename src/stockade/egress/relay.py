@@ -214,11 +214,6 @@ class Pump:
         self._add(first)
         self._run()
 
-    def push(self, data: bytes) -> None:
-        """Send bytes that a check held back."""
-        self._add(data)
-        self._run()
-
     def _add(self, data: bytes) -> None:
         """Count bytes that may go on towards the limit, and let them wait for the other side."""
         if self._budget is None or self._budget.spend(self._kind, len(data)):

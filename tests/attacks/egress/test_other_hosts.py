@@ -203,7 +203,7 @@ def test_a_request_for_another_host_never_arrives(reach: Reach) -> None:
         found for name, found in zip(REQUESTS, inside.verdict, strict=False) if name.startswith("the second")
     ]
     assert all(
-        b" 200 " in bytes.fromhex(found) and b" 403 " in bytes.fromhex(found) for found in begin_well
+        b" 200 " in bytes.fromhex(found) and b" 421 " in bytes.fromhex(found) for found in begin_well
     ), [bytes.fromhex(found) for found in begin_well]
 
 

@@ -128,7 +128,7 @@ def test_what_follows_is_looked_at_as_without_the_proxy(reach: Reach) -> None:
         reach, [connect("api.good.example:80", smuggled)], [connect("api.good.example:443", b"not TLS")],
         net=["api.good.example"],
     )  # fmt: skip
-    assert "403 Forbidden" in found[0]
+    assert "421 Misdirected" in found[0]
     assert {one["reason"] for one in result["network"]} >= {"Host differs", "not TLS"}
     assert not reach.internet.events("request")
 

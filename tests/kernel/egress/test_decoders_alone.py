@@ -10,7 +10,7 @@ PROGRAM = """
 import sys
 before = set(sys.modules)
 from stockade.egress.decoders.dns import NameServer
-from stockade.egress.decoders.http_requests import RequestRefusedError, RequestScreen, refusal
+from stockade.egress.decoders.http_requests import RequestLines, RequestRefusedError
 from stockade.egress.decoders.tls_hello import HelloError, HelloReader
 print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] not in sys.stdlib_module_names))
 sys.meta_path.clear()
@@ -21,11 +21,12 @@ class NoNames:
 
 for data in map(bytes.fromhex, sys.argv[1:]):
     NameServer(NoNames()).answer(data)
-    for reader in (HelloReader(), RequestScreen("a.test", 80)):
+    lines = RequestLines(b"a.test", b":80")
+    for read in (HelloReader().feed, lambda data: (lines.begin(data.split(b"\\r\\n")[0]), lines.check())):
         try:
-            reader.feed(data)
+            read(data)
         except (HelloError, RequestRefusedError) as error:
-            refusal(str(error))
+            str(error)
 """
 QUERY = b"\0\1\1\0\0\1\0\0\0\0\0\0\1a\4test\0\0\1\0\1"
 HELLO = b"\x16\3\1\0\x2d\1\0\0\x29\3\3" + bytes(33) + b"\0\2\x13\1\1\0"

@@ -110,11 +110,11 @@ def test_plain_http_passes_while_every_request_names_the_host(tmp_path: Path) ->
             "one.sendall(b'GET /2 HTTP/1.1\\r\\nHost: evil.example\\r\\n\\r\\n'); print(one.recv(999)[:12])\n"
             "print(one.recv(9) if False else outcome(lambda: [one.recv(999) for _ in range(3)][-1]))\n"
         )
-        assert said.splitlines() == ["b'HTTP/1.1 200 OK'", "b'HTTP/1.1 403'", "b''"]
+        assert said.splitlines() == ["b'HTTP/1.1 200 OK'", "b'HTTP/1.1 421'", "b''"]
         done = rig.inside.run(
             "curl", "-sS", "-w", "%{http_code}", "-H", "Host: evil.example", "http://web.example/"
         )
-        assert done.stdout.endswith("403")
+        assert done.stdout.endswith("421")
         found = rig.ended_records(3)
         assert [(one.verdict, one.reason) for one in found] == [
             ("allowed", ""), ("denied", "Host differs"), ("denied", "Host differs"),

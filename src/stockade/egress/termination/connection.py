@@ -1,216 +1,118 @@
-"""One connection whose requests are judged, from the program's hello to its end.
+"""One connection of a program whose requests are read here, and those to its server.
 
-The server is dialled and its certificate verified first; then the program gets a certificate of this
-sandbox's own authority for the same host. The program may choose only a protocol that the server speaks, so
-both sides speak the same one.
+It knows neither TLS nor HTTP/2, so that egress processes without rules for requests need not load them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NamedTuple
 
-from cryptography import x509
-from OpenSSL import SSL
-
-from stockade.egress.client_checks import RefusalError, check_name, read_hello
-from stockade.egress.decoders.tls_hello import HelloReader
-from stockade.egress.dialer import DialError, wait_readable
+from stockade.egress.client_sockets import drain_and_close
+from stockade.egress.dialer import DialError
 from stockade.egress.network_budget import HostBudget
-from stockade.egress.records import ConnectionRecord, RecordWriter
+from stockade.egress.records import ConnectionRecord
 from stockade.egress.relay import reset
-from stockade.egress.termination.authority import CertificateAuthority
+from stockade.egress.termination.byte_stream import ByteStream, StreamError
 from stockade.egress.termination.http1_connection import ClientGoneError, Http1Connection
 from stockade.egress.termination.http1_heads import refusal, refusal_text
-from stockade.egress.termination.http2_connection import Http2Connection
-from stockade.egress.termination.judge import JudgedRequest, RequestJudge, RequestRules
-from stockade.egress.termination.messages import HttpExchange, RequestHead
-from stockade.egress.termination.streams import (
-    HTTP1,
-    HTTP2,
-    SYSTEM_CONTEXT,
-    ByteStream,
-    CertificateError,
-    StreamError,
-    client_context,
-    connect_tls,
-    mix_randomness,
-    serve_tls,
-)
+from stockade.egress.termination.http1_upstream import Http1Upstream
+from stockade.egress.termination.judge import HostJudge, JudgedRequest
+from stockade.egress.termination.messages import HttpExchange
+from stockade.egress.termination.reader import StreamReader
 
-#: How long a program may take to read why it was refused, and how much it may still send meanwhile.
-_LAST_WORDS_SECONDS, _LAST_WORDS_DRAIN = 1.0, 256 * 1024
-_PEEK_SIZE = 65536
+#: How long a program may take to read why it was refused.
+_LAST_WORDS_SECONDS = 1.0
 #: After how many seconds without a byte a connection counts as idle when its sandbox has ended.
 _QUIET_SECONDS = 0.1
+#: What a stream ends with that has used up something.
+_LIMITS = ("limit", "certificate refused")
 
 
-class TerminatedPlace(NamedTuple):
-    """Where a connection leads."""
-
-    scheme: str
-    name: str
-    port: int
-
-
-class HttpTermination:
-    """What all terminated connections of one sandbox share."""
+class TerminatedConnection:
+    """One connection of a program, and those to its server; `finished` is done when all have ended."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        records: RecordWriter,
-        rules: Callable[[], RequestRules],
-        roots: bytes = b"",
-    ) -> None:
-        mix_randomness()
-        self.loop, self.records, self.rules = loop, records, rules
-        self.authority = CertificateAuthority()
-        # The first certificate takes longer than the next ones.
-        self.authority.certificate_for("localhost")
-        self.context: SSL.Context = (
-            client_context(x509.load_pem_x509_certificates(roots)) if roots else SYSTEM_CONTEXT
-        )
-        #: What an allowed request and its response pass through.
-        self.exchange: Callable[[RequestHead], HttpExchange] = lambda _: _PASSED
-
-    async def hello(self, connection: socket.socket, name: str) -> list[bytes]:
-        """Look at a program's TLS hello without taking it; return the protocols that it offers."""
-        seen = 0
-        try:
-            while True:
-                try:
-                    data = connection.recv(_PEEK_SIZE, socket.MSG_PEEK)
-                except BlockingIOError:
-                    data = None
-                if data is not None and len(data) <= seen:
-                    raise RefusalError("not TLS") if data else DialError("nothing sent")
-                if data:
-                    hello = read_hello(HelloReader(), data)
-                    if hello is not None:
-                        check_name(hello, name)
-                        return [one for one in (HTTP2, HTTP1) if one in hello.alpn]
-                    # Readable again only when there is more.
-                    seen = len(data)
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, seen + 1)
-                await wait_readable(self.loop, connection)
-        finally:
-            with contextlib.suppress(OSError):
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-
-
-_PASSED = HttpExchange()
-# Loads, in the template, what the libraries load when they are used first. These keys are never used.
-CertificateAuthority().certificate_for("localhost")
-
-
-class TerminatedConnection:
-    """One connection of a program, and the one to its server; `finished` is done when both have ended."""
-
-    def __init__(
-        self,
-        shared: HttpTermination,
-        place: TerminatedPlace,
         inside: socket.socket,
         outside: socket.socket,
         record: ConnectionRecord,
         budget: HostBudget | None = None,
+        dial: Callable[[], Awaitable[socket.socket]] | None = None,
+        count_held: Callable[[int], bool] = lambda _: True,
     ) -> None:
-        self._shared, self._place, self.record = shared, place, record
-        self._budget = budget
+        """Take both ends, what dials the server again, and what counts bytes that are not judged yet."""
+        self.loop, self.record, self.budget = loop, record, budget
+        #: The program, and the first connection to its server.
         self.inside, self.outside = inside, outside
+        self._dial, self._count_held = dial, count_held
+        self._outsides = [outside]
         #: When the last byte was moved, by the loop's clock.
-        self.active = shared.loop.time()
-        self.finished: asyncio.Future[None] = shared.loop.create_future()
+        self.active = loop.time()
+        self.finished: asyncio.Future[None] = loop.create_future()
         self._task = asyncio.current_task()
 
-    async def run(self, protocols: list[bytes], handshake: float) -> None:
+    async def run(self, serve: Callable[[TerminatedConnection], Awaitable[None]]) -> None:
         """Serve the connection until it ends."""
-        reason = ""
+        verdict, reason = "allowed", ""
         try:
-            await self._run(protocols, handshake)
+            await serve(self)
         except (StreamError, ClientGoneError) as error:
-            reason = str(error) if str(error).startswith(("certificate refused", "limits.")) else "reset"
+            reason = str(error) if str(error).startswith(_LIMITS) else "reset"
+            verdict = {"certificate refused": "failed", "reset": "allowed"}.get(reason, "denied")
         except TimeoutError:
             reason = "timed out"
         finally:
-            verdict = "denied" if reason.startswith("limits.") else "allowed"
-            self.record.close("failed" if reason == "certificate refused" else verdict, reason)
-            reset(self.inside)
-            reset(self.outside)
+            self.record.close(verdict, reason)
+            for one in (self.inside, *self._outsides):
+                reset(one)
             self._finish()
 
-    async def _run(self, protocols: list[bytes], handshake: float) -> None:
-        loop, place = self._shared.loop, self._place
-        client, server = ByteStream(loop, self.inside), ByteStream(loop, self.outside)
-        protocol = HTTP1
-        if place.scheme == "https":
-            async with asyncio.timeout(handshake):
-                secured = connect_tls(loop, self.outside, place.name, self._shared.context, protocols)
-                problem = ""
-                try:
-                    protocol = await secured.shake_hands() or HTTP1
-                except CertificateError:
-                    problem = "the server's certificate is not valid for its name"
-                except StreamError:
-                    problem = "the server does not speak TLS 1.2 or 1.3"
-                offered = protocol if not problem else HTTP1
-                shown = serve_tls(loop, self.inside, place.name, self._shared.authority, offered)
-                chosen = await shown.shake_hands() or HTTP1
-            if problem:
-                self.record.close("failed", "bad certificate" if "certificate" in problem else "not TLS")
-                await self._say(shown, refusal(502, refusal_text("the connection", problem)))
-                return
-            if chosen != protocol:
-                raise StreamError("not TLS")
-            client, server = shown, secured
-        client.on_written, server.on_written = self._count_received, self._count_sent
-        if self._budget is not None:
-            client.before_write = partial(self._spend, "download")
-            server.before_write = partial(self._spend, "upload")
-        spend = None if self._budget is None else self._budget.spend_request
-        judge = RequestJudge(self._shared.rules, place.scheme, place.name, place.port, spend)
-        if protocol == HTTP2:
-            both = Http2Connection(client, server, judge, self._shared.exchange, self._report)
-            await both.run()
-        else:
-            one = Http1Connection(client, server, judge, self._shared.exchange, self._report)
-            if words := await one.run():
-                reset(self.outside)
-                await self._say(client, words)
-                return
-        client.end()
-        server.end()
-        self.inside.close()
-        self.outside.close()
+    async def connect(self) -> socket.socket:
+        """Dial the server again, by the rules of this moment."""
+        if self._dial is None:
+            raise DialError("failed")
+        connection = await self._dial()
+        self._outsides = [*(one for one in self._outsides if one.fileno() >= 0), connection]
+        return connection
 
-    async def _say(self, client: ByteStream, words: bytes) -> None:
-        """Tell a program why it is refused. A close with bytes unread would reset the words away."""
+    def reader(self, client: ByteStream, first: bytearray | None = None) -> StreamReader:
+        """Return what reads the program's requests, and count what is sent to the program."""
+        client.on_written = self._count_received
+        if self.budget is not None:
+            client.before_write = partial(self._spend, "download")
+        return StreamReader(client, first, self._count_held)
+
+    def counted(self, server: ByteStream) -> ByteStream:
+        """Return a connection to the server that counts what is sent to it."""
+        server.on_written = self._count_sent
+        if self.budget is not None:
+            server.before_write = partial(self._spend, "upload")
+        return server
+
+    async def serve_http1(self, connection: Http1Connection) -> None:
+        """Pass on requests; a last word tells the program why there are no more."""
+        try:
+            words = await connection.run()
+        except DialError as error:
+            self.record.close("denied" if error.denied else "failed", error.reason)
+            words = refusal(502, refusal_text("the request", f"no connection to the server: {error.reason}"))
+        finally:
+            connection.release()
+        if words:
+            await self.say(connection.client, words)
+        else:
+            connection.client.close()
+
+    async def say(self, client: ByteStream, words: bytes) -> None:
+        """Tell the program why it is refused."""
         async with asyncio.timeout(_LAST_WORDS_SECONDS):
             await client.write(words)
-            client.end()
-            drained = 0
-            while drained < _LAST_WORDS_DRAIN:
-                try:
-                    data = self.inside.recv(_PEEK_SIZE)
-                except BlockingIOError:
-                    await wait_readable(self._shared.loop, self.inside)
-                    continue
-                except OSError:
-                    break
-                if not data:
-                    break
-                drained += len(data)
-        self.inside.close()
-
-    def _report(self, judged: JudgedRequest) -> None:
-        self._shared.records.request(
-            self._place.name, self._place.port, judged.shown, reason=judged.reason, rule=judged.rule
-        )
+        client.end()
+        await drain_and_close(self.loop, self.inside)
 
     # What the loop of the egress process asks of everything that is under way.
 
@@ -224,8 +126,8 @@ class TerminatedConnection:
     def end(self) -> None:
         """Close both sides; what the kernel has taken to send, it still sends."""
         self.record.close(reason="ended")
-        self.inside.close()
-        self.outside.close()
+        for one in (self.inside, *self._outsides):
+            one.close()
         self._finish()
 
     @property
@@ -240,20 +142,47 @@ class TerminatedConnection:
 
     def is_idle(self) -> bool:
         """Whether nothing waits to be passed on."""
-        return self._shared.loop.time() - self.active > _QUIET_SECONDS
+        return self.loop.time() - self.active > _QUIET_SECONDS
 
     def _finish(self) -> None:
         if not self.finished.done():
             self.finished.set_result(None)
 
     def _spend(self, kind: str, amount: int) -> None:
-        if self._budget is not None and not self._budget.spend(kind, amount):
-            raise StreamError(self._budget.refusal(kind))
+        if self.budget is not None and not self.budget.spend(kind, amount):
+            raise StreamError(self.budget.refusal(kind))
 
     def _count_sent(self, amount: int) -> None:
-        self.active = self._shared.loop.time()
+        self.active = self.loop.time()
         self.record.add(amount, 0)
 
     def _count_received(self, amount: int) -> None:
-        self.active = self._shared.loop.time()
+        self.active = self.loop.time()
         self.record.add(0, amount)
+
+
+async def serve_plain(host: str, port: int, first: bytearray, ends: TerminatedConnection) -> None:
+    """Serve a connection for which a rule allows every request to one host; `first` was read already.
+
+    A request that is refused ends the connection, so that the record of the connection says why.
+    """
+    spend = None if ends.budget is None else ends.budget.spend_request
+    judge = HostJudge(host, port, spend)
+
+    def report(judged: JudgedRequest) -> None:
+        if judged.reason:
+            ends.record.close("failed" if judged.reason == "bad response" else "denied", judged.reason)
+
+    async def dial() -> ByteStream:
+        return ends.counted(ByteStream(ends.loop, await ends.connect()))
+
+    upstream = Http1Upstream(dial, ends.counted(ByteStream(ends.loop, ends.outside)), judge.authority)
+    client = ends.reader(ByteStream(ends.loop, ends.inside), first)
+    await ends.serve_http1(Http1Connection(client, upstream, judge, _pass_through, report))
+
+
+_UNCHANGED = HttpExchange()
+
+
+def _pass_through(_: object) -> HttpExchange:
+    return _UNCHANGED

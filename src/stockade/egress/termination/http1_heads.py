@@ -30,6 +30,7 @@ _HOP_BY_HOP = frozenset(
     {
         b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization",
         b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"host", b"http2-settings",
+        b"expect",
     }
 )  # fmt: skip
 #: What Connection may not name, because servers and intermediaries need it.
@@ -67,6 +68,9 @@ class Http1Request(NamedTuple):
     closes: bool
     #: Of HTTP/1.
     minor: int
+    #: The program waits for `100 Continue` before it sends the body. It gets that here: a server that does
+    #: not want the body could take it for the next request.
+    expects: bool = False
 
 
 class Http1Response(NamedTuple):
@@ -97,6 +101,9 @@ def decode_request(block: bytes, scheme: str, host: str, port: int) -> Http1Requ
         raise RequestRefusedError("Host without the port")
     if written.target == b"*":
         raise RequestRefusedError("OPTIONS *")
+    expected = [value.lower() for name, value in written.fields if name == b"expect"]
+    if expected not in ([], [b"100-continue"]):
+        raise RequestRefusedError("Expect")
     dropped = _HOP_BY_HOP | (written.connection - _KEPT)
     body = CHUNKS if written.chunked else Body(written.length)
     fields = tuple((name, value) for name, value in written.fields if name not in dropped)
@@ -109,6 +116,7 @@ def decode_request(block: bytes, scheme: str, host: str, port: int) -> Http1Requ
         written.upgrades,
         b"close" in written.connection or (written.minor == 0 and b"keep-alive" not in written.connection),
         written.minor,
+        bool(expected) and body != NO_BODY and written.minor > 0,
     )
 
 
@@ -199,6 +207,11 @@ def decode_trailers(block: bytes) -> Fields:
     return found
 
 
+def encode_chunk(data: bytes) -> bytes:
+    """Encode a chunk; nothing for no data, because an empty chunk is the last one."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
 def encode_trailers(fields: Fields) -> bytes:
     """Encode the last chunk and the trailers."""
     return b"".join((b"0\r\n", *(b"%b: %b\r\n" % one for one in fields), b"\r\n"))
@@ -212,6 +225,31 @@ def refusal(status: int, text: str) -> bytes:
         f"content-length: {len(body)}\r\ncache-control: no-store\r\nconnection: close\r\n\r\n"
     )
     return (head + body).encode("ascii")
+
+
+_HOST_REASONS = frozenset(
+    {"Host differs", "target differs", "no Host", "several Hosts", "Host without the port"}
+)
+
+
+class RequestRefusal(NamedTuple):
+    """What a program gets, and what a record says, about a request that could not be decoded."""
+
+    status: int
+    #: One of `records.REASONS`.
+    reason: str
+    text: str
+
+    @property
+    def response(self) -> bytes:
+        """The response to it."""
+        return refusal(self.status, refusal_text("a request", self.text))
+
+
+def refusal_of(error: RequestRefusedError) -> RequestRefusal:
+    """Return what becomes of a request that could not be decoded."""
+    status, reason = (421, "Host differs") if str(error) in _HOST_REASONS else (400, "not HTTP")
+    return RequestRefusal(status, reason, f"{error} (it names {error.host})" if error.host else str(error))
 
 
 _WORDS = {400: "Bad Request", 403: "Forbidden", 421: "Misdirected Request", 502: "Bad Gateway"}
@@ -228,7 +266,7 @@ def _plain(text: str) -> str:
 
 def _lines(block: bytes, refused: type[ValueError]) -> list[bytes]:
     if found := BAD_IN_LINE.search(block):
-        raise refused(bad_byte(found[0], -1))
+        raise refused(bad_byte(found[0]))
     return block[:-4].split(b"\r\n")
 
 

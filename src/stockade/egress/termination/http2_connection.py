@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable
 
 import h2.config
@@ -19,46 +18,32 @@ import h2.errors
 import h2.events
 import h2.exceptions
 import h2.settings
-from hpack import NeverIndexedHeaderTuple
 
 from stockade.egress.decoders.http_requests import RequestRefusedError
+from stockade.egress.termination.byte_stream import ByteStream, StreamError
 from stockade.egress.termination.http1_heads import ResponseRefusedError, refusal_text
-from stockade.egress.termination.http2_frames import FrameGate, FrameRefusedError
+from stockade.egress.termination.http2_frames import FrameRefusedError
+from stockade.egress.termination.http2_side import (
+    CONNECTION_FIELDS,
+    STREAMS,
+    BadHeadError,
+    Http2Side,
+    begin,
+    checked_fields,
+    never_indexed,
+    read_response,
+    read_trailers,
+)
 from stockade.egress.termination.judge import JudgedRequest, RequestJudge
 from stockade.egress.termination.messages import Fields, HttpExchange, RequestHead, ResponseHead
 from stockade.egress.termination.override_fields import check_trailers
-from stockade.egress.termination.streams import ByteStream, StreamError
 
-#: Streams that a program may have at once.
-STREAMS = 100
-#: Bytes of data that a sender may send ahead, for one stream and for all.
-STREAM_WINDOW, WINDOW = 256 * 1024, 1 << 20
-_FIRST_WINDOW = 65535
 #: How long the server may take to send its settings.
 _SETTINGS_SECONDS = 10.0
 #: Interim responses of one stream.
 _INTERIM = 16
-MOST_FIELDS = 256
-_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
-_BAD_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _PSEUDO = {b":method", b":scheme", b":authority", b":path"}
-#: What is about one connection, and what HTTP/2 forbids.
-_CONNECTION = frozenset(
-    {
-        b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade",
-        b"http2-settings", b"proxy-authenticate", b"proxy-authorization",
-    }
-)  # fmt: skip
-_NOT_IN_TRAILERS = _CONNECTION | {b"host", b"content-length", b"te", b"trailer"}
 _Codes = h2.errors.ErrorCodes
-
-
-class BadHeadError(ValueError):
-    """A head that HTTP/2 does not allow; the message is a short fixed reason."""
-
-    def __init__(self, reason: str, status: int = 400) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 class _StreamHalf:
@@ -87,35 +72,6 @@ class _Stream:
         self.answered = False
 
 
-class _Side:
-    """One side: its bytes, its frames, and the library's state machine."""
-
-    def __init__(self, stream: ByteStream, *, client: bool) -> None:
-        self.stream = stream
-        self.http = h2.connection.H2Connection(
-            h2.config.H2Configuration(client_side=client, header_encoding=None, logger=None)
-        )
-        self.gate = FrameGate(preface=not client)
-        self._lock = asyncio.Lock()
-        self.wants_no_more = False
-
-    async def flush(self) -> None:
-        """Send what the state machine has to say."""
-        async with self._lock:
-            while data := self.http.data_to_send():
-                await self.stream.write(data)
-
-    async def receive(self) -> list[h2.events.Event] | None:
-        """Return the next events; None at the end of the stream."""
-        while (data := self.stream.read_now()) is None:
-            await self.stream.wait()
-        if not data:
-            return None
-        passed = self.gate.feed(data)
-        self.wants_no_more = self.wants_no_more or passed.goes_away
-        return self.http.receive_data(passed.data) if passed.data else []
-
-
 class Http2Connection:
     """The streams of one connection."""
 
@@ -127,7 +83,7 @@ class Http2Connection:
         exchange: Callable[[RequestHead], HttpExchange],
         report: Callable[[JudgedRequest], None],
     ) -> None:
-        self._down, self._up = _Side(client, client=False), _Side(server, client=True)
+        self._down, self._up = Http2Side(client, client=False), Http2Side(server, client=True)
         self._judge, self._exchange, self._report = judge, exchange, report
         self._by_down: dict[int, _Stream] = {}
         self._by_up: dict[int, _Stream] = {}
@@ -137,14 +93,14 @@ class Http2Connection:
     async def run(self) -> None:
         """Pass on streams until one side ends."""
         try:
-            _begin(self._up.http, {h2.settings.SettingCodes.ENABLE_PUSH: 0})
+            begin(self._up.http, {h2.settings.SettingCodes.ENABLE_PUSH: 0})
             await self._up.flush()
             async with asyncio.timeout(_SETTINGS_SECONDS):
                 while not self._settled:
                     if not await self._read(self._up, self._from_server):
                         raise StreamError("HTTP/2: ended")
             most = min(STREAMS, self._up.http.remote_settings.max_concurrent_streams)
-            _begin(self._down.http, {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: max(1, most)})
+            begin(self._down.http, {h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: max(1, most)})
             await self._down.flush()
             await self._pass_both()
         except h2.exceptions.ProtocolError as error:
@@ -177,7 +133,7 @@ class Http2Connection:
                 one.cancel()
             await asyncio.gather(*directions, return_exceptions=True)
 
-    async def _pass(self, side: _Side, act: Callable[[h2.events.Event], None]) -> None:
+    async def _pass(self, side: Http2Side, act: Callable[[h2.events.Event], None]) -> None:
         while await self._read(side, act):
             if self._up.wants_no_more and not self._by_down:
                 with contextlib.suppress(h2.exceptions.ProtocolError):
@@ -185,7 +141,7 @@ class Http2Connection:
                 await self._down.flush()
                 return
 
-    async def _read(self, side: _Side, act: Callable[[h2.events.Event], None]) -> bool:
+    async def _read(self, side: Http2Side, act: Callable[[h2.events.Event], None]) -> bool:
         """Take the next bytes of a side, and send what follows from them; return False at its end."""
         events = await side.receive()
         if events is None:
@@ -222,7 +178,7 @@ class Http2Connection:
     def _begin_request(self, event: h2.events.RequestReceived) -> None:
         down = event.stream_id
         try:
-            head, length = self._read_head(event.headers)
+            head, length, expects = self._read_head(event.headers)
         except BadHeadError as error:
             reason = "Host differs" if error.status == 421 else "not HTTP"
             self._refuse(down, self._judge.refused("", reason, error.status, str(error)))
@@ -241,7 +197,7 @@ class Http2Connection:
             (b":method", sent.method.encode("ascii")),
             (b":scheme", sent.scheme.encode("ascii")),
             (b":authority", self._judge.authority.encode("ascii")),
-            *_never_indexed(
+            *never_indexed(
                 ((b":path", sent.target.encode("ascii")), *sent.fields),
                 ((b":path", head.target.encode("ascii")), *head.fields),
             ),
@@ -253,16 +209,19 @@ class Http2Connection:
         except (h2.exceptions.TooManyStreamsError, h2.exceptions.NoAvailableStreamIDError):
             self._down.http.reset_stream(down, _Codes.REFUSED_STREAM)
             return
+        if expects and event.stream_ended is None:
+            self._down.http.send_headers(down, [(b":status", b"100")])
         stream = _Stream(down, up, exchange)
         stream.request.done = event.stream_ended is not None
         self._by_down[down] = self._by_up[up] = stream
 
-    def _read_head(self, headers: list[tuple[bytes, bytes]]) -> tuple[RequestHead, Fields]:
-        """Return the head of a request, and its Content-Length."""
+    def _read_head(self, headers: list[tuple[bytes, bytes]]) -> tuple[RequestHead, Fields, bool]:
+        """Return the head of a request, its Content-Length, and whether the program waits for 100."""
         pseudo: dict[bytes, bytes] = {}
         fields: list[tuple[bytes, bytes]] = []
         length: Fields = ()
-        for name, value in _checked(headers):
+        expects = False
+        for name, value in checked_fields(headers):
             if name.startswith(b":"):
                 if name not in _PSEUDO or name in pseudo or fields:
                     raise BadHeadError("pseudo-headers")
@@ -273,7 +232,11 @@ class Http2Connection:
                 if length or not value.isdigit() or len(value) > 18:
                     raise BadHeadError("Content-Length")
                 length = ((name, value),)
-            elif name in _CONNECTION or (name == b"te" and value != b"trailers"):
+            elif name == b"expect":
+                if expects or value.lower() != b"100-continue":
+                    raise BadHeadError("Expect")
+                expects = True
+            elif name in CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
                 raise BadHeadError("header of a connection")
             else:
                 fields.append((name, value))
@@ -289,7 +252,8 @@ class Http2Connection:
         except UnicodeDecodeError:
             raise BadHeadError("pseudo-headers") from None
         judge = self._judge
-        return RequestHead(method, judge.scheme, judge.host, judge.port, path, tuple(fields)), length
+        head = RequestHead(method, judge.scheme, judge.host, judge.port, path, tuple(fields))
+        return head, length, expects
 
     def _check_authority(self, value: bytes) -> None:
         host, port = self._judge.host.encode("ascii"), b":%d" % self._judge.port
@@ -327,7 +291,7 @@ class Http2Connection:
         if stream is None:
             return
         try:
-            trailers = _trailers(event.headers)
+            trailers = read_trailers(event.headers)
             check_trailers(trailers)
             stream.request.trailers = stream.exchange.request_trailers(trailers)
         except (BadHeadError, RequestRefusedError) as error:
@@ -345,7 +309,7 @@ class Http2Connection:
             stream = self._by_up.get(event.stream_id)
             if stream is not None:
                 try:
-                    stream.response.trailers = stream.exchange.response_trailers(_trailers(event.headers))
+                    stream.response.trailers = stream.exchange.response_trailers(read_trailers(event.headers))
                 except BadHeadError:
                     self._drop(stream, _Codes.PROTOCOL_ERROR)
         elif isinstance(event, h2.events.StreamEnded):
@@ -374,7 +338,7 @@ class Http2Connection:
         if stream is None:
             return
         try:
-            status, fields = _read_response(event.headers)
+            status, fields = read_response(event.headers)
             stream.interim += status < 200
             if status == 101 or stream.interim > _INTERIM:
                 raise BadHeadError("interim responses")
@@ -387,6 +351,9 @@ class Http2Connection:
         except ResponseRefusedError as error:
             self._refuse_response(stream, error)
             return
+        if status == 100:
+            # Whoever waits for it has got it here already.
+            return
         stream.answered = status >= 200
         self._down.http.send_headers(stream.down, [(b":status", b"%d" % head.status), *head.fields])
 
@@ -397,7 +364,7 @@ class Http2Connection:
     # Both
 
     def _take_data(
-        self, side: _Side, stream: _Stream | None, event: h2.events.DataReceived, *, of_request: bool
+        self, side: Http2Side, stream: _Stream | None, event: h2.events.DataReceived, *, of_request: bool
     ) -> None:
         if stream is None:
             # It was reset, or refused: the window is for the other streams.
@@ -425,7 +392,9 @@ class Http2Connection:
             self._send(stream.response, self._down, stream.down, self._up, stream.up)
             self._finish(stream)
 
-    def _send(self, direction: _StreamHalf, to: _Side, number: int, source: _Side, from_number: int) -> None:
+    def _send(
+        self, direction: _StreamHalf, to: Http2Side, number: int, source: Http2Side, from_number: int
+    ) -> None:
         """Send what the other side's window has room for, and give the sender as much room again."""
         if direction.done:
             return
@@ -499,53 +468,3 @@ class Http2Connection:
     def _forget(self, stream: _Stream) -> None:
         self._by_down.pop(stream.down, None)
         self._by_up.pop(stream.up, None)
-
-
-def _begin(http: h2.connection.H2Connection, settings: dict[h2.settings.SettingCodes, int]) -> None:
-    http.local_settings = h2.settings.Settings(
-        client=http.config.client_side,
-        initial_values={
-            h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-            h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: http.DEFAULT_MAX_HEADER_LIST_SIZE,
-            h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS,
-            **settings,
-        },
-    )
-    http.initiate_connection()
-    http.increment_flow_control_window(WINDOW - _FIRST_WINDOW)
-
-
-def _checked(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    if len(headers) > MOST_FIELDS:
-        raise BadHeadError("too many headers")
-    found = []
-    for name, value in headers:
-        if not _NAME.fullmatch(name.removeprefix(b":")):
-            raise BadHeadError("name of a header")
-        if _BAD_IN_VALUE.search(value) or value != value.strip(b" \t"):
-            raise BadHeadError("value of a header")
-        found.append((bytes(name), bytes(value)))
-    return found
-
-
-def _read_response(headers: list[tuple[bytes, bytes]]) -> tuple[int, Fields]:
-    found = _checked(headers)
-    if not found or found[0][0] != b":status" or len(found[0][1]) != 3 or not found[0][1].isdigit():
-        raise BadHeadError("status")
-    fields = tuple(found[1:])
-    if any(name.startswith(b":") or name in _CONNECTION for name, _ in fields):
-        raise BadHeadError("header of a connection")
-    return int(found[0][1]), fields
-
-
-def _trailers(headers: list[tuple[bytes, bytes]]) -> Fields:
-    found = tuple(_checked(headers))
-    if any(name.startswith(b":") or name in _NOT_IN_TRAILERS for name, _ in found):
-        raise BadHeadError("trailer that must be a header")
-    return found
-
-
-def _never_indexed(sent: Fields, came: Fields) -> list[tuple[bytes, bytes]]:
-    """Return fields so that what was written into them here enters no table of compressed headers."""
-    known = set(came)
-    return [one if one in known else NeverIndexedHeaderTuple(*one) for one in sent]

@@ -74,9 +74,7 @@ class RequestJudge:
             reason = "deny rule" if place >= 0 else "no rule"
             text = "a rule denies it" if place >= 0 else "no rule allows it"
             return JudgedRequest(shown, reason, place, 403, text)
-        if self._spend is not None and (clause := self._spend()):
-            return JudgedRequest(shown, clause, -1, 403, f"the sandbox has used up {clause}")
-        return JudgedRequest(shown, "", place)
+        return self._counted(shown, place)
 
     def _decide(self, methods: set[str], target: Target) -> tuple[bool, int]:
         """Return whether the rules allow a request with each of these methods, and the rule that decided."""
@@ -87,12 +85,33 @@ class RequestJudge:
                 return False, place
         return True, place
 
+    def _counted(self, shown: str, place: int) -> JudgedRequest:
+        """Allow a request, unless the sandbox has used up its requests."""
+        if self._spend is not None and (clause := self._spend()):
+            return JudgedRequest(shown, clause, -1, 403, f"the sandbox has used up {clause}")
+        return JudgedRequest(shown, "", place)
+
     def refused(self, method: str, reason: str, status: int, text: str) -> JudgedRequest:
         """Return the refusal of a request that could not be decoded."""
         return JudgedRequest(self._shown(method or "?", "/"), reason, -1, status, text)
 
     def _shown(self, method: str, path: str) -> str:
         return f"{method[:32]} {self.scheme}://{self.authority}{path}"
+
+
+class HostJudge(RequestJudge):
+    """Judges the requests of a connection for which a rule allows everything that its host offers."""
+
+    def __init__(self, host: str, port: int, spend: Callable[[], str] | None) -> None:
+        super().__init__(_no_rules, "http", host, port, spend)
+
+    def judge(self, head: RequestHead) -> JudgedRequest:
+        """Return whether the sandbox may send another request."""
+        return self._counted(self._shown(head.method, head.target.partition("?")[0]), -1)
+
+
+def _no_rules() -> RequestRules:
+    raise AssertionError("a plain rule has no rules for requests")
 
 
 def _methods(head: RequestHead, target: Target) -> set[str]:

@@ -6,8 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from stockade.egress.decoders.http_requests import BAD_IN_LINE, bad_byte
-from stockade.egress.termination.streams import ByteStream, StreamError
+from stockade.egress.termination.byte_stream import ByteStream, StreamError
 
+#: How long a head may take from its first byte on.
+HEAD_SECONDS = 20.0
+#: The most of a body that is passed on at once.
+PIECE = 65536
 #: The line with the size of a chunk: fifteen hexadecimal digits and CRLF.
 CHUNK_LINE = 17
 
@@ -23,9 +27,24 @@ class BadByteError(ValueError):
 class StreamReader:
     """Reads heads, lines and pieces of bodies."""
 
-    def __init__(self, stream: ByteStream) -> None:
-        self._stream = stream
+    def __init__(
+        self,
+        stream: ByteStream,
+        first: bytearray | None = None,
+        count: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        """Take the stream, what was read of it already, and what counts the bytes that are held.
+
+        `count` gets how many more or fewer there are, and returns whether they are within a limit.
+        """
+        self.stream = stream
         self._data = bytearray()
+        self._count, self._counted = count, 0
+        if first is not None:
+            # Emptied: frames of coroutines may hold it for as long as the connection lasts.
+            self._data += first
+            first.clear()
+            self._hold(len(self._data))
         self.ended = False
         #: What waits for more.
         self.wait: Callable[[], Awaitable[None]] = stream.wait
@@ -48,7 +67,7 @@ class StreamReader:
                 end = self._data.find(b"\r\n\r\n", searched) + 4
                 stop = min(end if end >= 4 else len(self._data), most)
                 if found := BAD_IN_LINE.search(self._data, max(0, searched - 1), stop):
-                    raise BadByteError(bad_byte(found[0], -1))
+                    raise BadByteError(bad_byte(found[0]))
                 if (end if end >= 4 else len(self._data)) > most:
                     raise TooLongError
                 if end >= 4:
@@ -85,12 +104,24 @@ class StreamReader:
     def look(self) -> None:
         """Take what has come, without waiting."""
         if not self.ended:
-            data = self._stream.read_now()
+            data = self.stream.read_now()
             if data is not None:
                 self._data += data
                 self.ended = not data
+                if not self._hold(len(self._data)):
+                    raise StreamError("limit")
+
+    def release(self) -> None:
+        """Let go of the bytes that are held, and of what waits for more: that is a cycle of objects."""
+        self._data, self.wait = bytearray(), self.stream.wait
+        self._hold(0)
+
+    def _hold(self, amount: int) -> bool:
+        more, self._counted = amount - self._counted, amount
+        return not more or self._count(more)
 
     def _take(self, amount: int) -> bytes:
+        self._hold(len(self._data) - amount)
         if amount == len(self._data):
             taken, self._data = bytes(self._data), bytearray()
             return taken

@@ -1,4 +1,4 @@
-"""Streams of bytes with or without TLS, on sockets that do not block.
+"""Streams of bytes with TLS, on sockets that do not block.
 
 OpenSSL reads and writes the sockets itself. Whatever needs a file or executable memory happens when this
 module is loaded, which is in the template: the contexts, the host's own roots, and the one callback, which
@@ -19,92 +19,22 @@ from cryptography.hazmat.bindings.openssl.binding import Binding
 from OpenSSL import SSL
 from OpenSSL.crypto import X509, X509Store
 
-from stockade.egress.dialer import wait_readable, wait_writable, wake
+from stockade.egress.dialer import wait_readable, wait_writable
 from stockade.egress.termination.authority import CertificateAuthority
+from stockade.egress.termination.byte_stream import READ_SIZE, ByteStream, StreamError
 from stockade.linux.root_certificates import system_bundle
 
-READ_SIZE = 64 * 1024
 HTTP2, HTTP1 = b"h2", b"http/1.1"
 #: Of what a client may choose when it begins; the rest is TLS 1.3, which has no weak ones.
 _CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
-#: How long the other side may take to read what is written, in seconds.
-_WRITE_SECONDS = 600.0
 # <openssl/x509v3.h>
 _NO_PARTIAL_WILDCARDS = 0x4
 #: What pyOpenSSL has no name for: more randomness, and the name that a certificate must have.
 _LIBRARY: Any = Binding().lib
 
 
-class StreamError(Exception):
-    """A stream broke: a reset, an end in the middle, or TLS that makes no sense."""
-
-
 class CertificateError(StreamError):
     """The server's certificate is not one for its name, from an authority that counts."""
-
-
-class ByteStream:
-    """A connection without TLS."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
-        self._loop, self._socket = loop, connection
-        #: Whether the other side may read on after it has ended its own direction.
-        self.half_closes = True
-        #: What is told how many bytes were written.
-        self.on_written: Callable[[int], None] = lambda _: None
-        #: What may refuse to write so many bytes, by raising StreamError.
-        self.before_write: Callable[[int], None] = lambda _: None
-
-    async def wait(self) -> None:
-        """Wait until something may have come."""
-        await wait_readable(self._loop, self._socket)
-
-    async def wait_with(self, other: ByteStream) -> None:
-        """Wait until something may have come on this stream or on the other one."""
-        future: asyncio.Future[None] = self._loop.create_future()
-        numbers = self._socket.fileno(), other._socket.fileno()
-        for number in numbers:
-            self._loop.add_reader(number, wake, future)
-        try:
-            await future
-        finally:
-            for number in numbers:
-                self._loop.remove_reader(number)
-
-    def read_now(self) -> bytes | None:
-        """Return what has come; b"" at the end, None if nothing has come."""
-        try:
-            return self._socket.recv(READ_SIZE)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise StreamError("reset") from error
-
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of it; waits as long as the other side does not read."""
-        left = memoryview(data)
-        self.before_write(len(left))
-        while left:
-            amount = self._write_now(left)
-            if amount:
-                self.on_written(amount)
-                left = left[amount:]
-            else:
-                async with asyncio.timeout(_WRITE_SECONDS):
-                    await wait_writable(self._loop, self._socket)
-
-    def _write_now(self, data: memoryview) -> int:
-        try:
-            return self._socket.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise StreamError("reset") from error
-
-    def end(self) -> None:
-        """Tell the other side that nothing more comes."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
 
 
 class TlsStream(ByteStream):
@@ -116,6 +46,8 @@ class TlsStream(ByteStream):
         super().__init__(loop, connection)
         self._tls = tls
         self.half_closes = False
+        #: Gets the session of the connection when it ends, for the next one to the same server.
+        self.on_end: Callable[[SSL.Session], None] = lambda _: None
 
     async def shake_hands(self) -> bytes:
         """Agree on keys; return the protocol that was chosen, b"" for none."""
@@ -153,7 +85,14 @@ class TlsStream(ByteStream):
         """Tell the other side that nothing more comes."""
         with contextlib.suppress(SSL.Error, OSError):
             self._tls.shutdown()
+        if (session := self._tls.get_session()) is not None:
+            self.on_end(session)
         super().end()
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the handshake went on with the keys of an earlier connection."""
+        return bool(_LIBRARY.SSL_session_reused(self._tls._ssl))
 
 
 def _stream_error(error: SSL.Error) -> StreamError:
@@ -239,9 +178,15 @@ def connect_tls(
     host: str,
     context: SSL.Context,
     protocols: list[bytes],
+    session: SSL.Session | None = None,
 ) -> TlsStream:
-    """Return the side of the server, whose certificate must be one for the host."""
+    """Return the side of the server, whose certificate must be one for the host.
+
+    A session must come from a connection to the same host: its certificate is not verified again.
+    """
     tls = SSL.Connection(context, connection)
+    if session is not None:
+        tls.set_session(session)
     tls.set_tlsext_host_name(host.encode("ascii"))
     if protocols:
         tls.set_alpn_protos(protocols)

@@ -22,7 +22,10 @@ SECONDS = 30.0
 #: What copies have loaded.
 PRELOAD = ("stockade.egress.confined", "stockade.egress.process")
 #: What copies have loaded besides that judge requests.
-PRELOAD_JUDGES = ("stockade.egress.termination.connection", "stockade.egress.termination.secret_exchange")
+PRELOAD_JUDGES = (
+    "stockade.egress.termination.http_termination",
+    "stockade.egress.termination.secret_exchange",
+)
 #: asyncio does without it, and a tenth of the time to start is saved.
 ABSENT = ("ssl",)
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(gate.__file__)))
