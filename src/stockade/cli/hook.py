@@ -142,6 +142,8 @@ def run_command(args: argparse.Namespace) -> int:
         raise PolicyError(
             "the command must be one word, as a shell has it", hint="quote it: stockade hook run -- 'ls -l'"
         )
+    # What this run prints is what the agent reads.
+    args.for_model = True
     commands = [[shell, "-c", words[0]] for shell in ("bash", "sh")]
     quiet = argparse.Namespace(**{**vars(args), "quiet": True})
     caller, home = run.user_and_state()

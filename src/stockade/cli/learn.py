@@ -253,7 +253,7 @@ def _run_observed(
     result = sandbox.run_once(
         words,
         trial,
-        {"cwd": start, "timeout": timeout, "on_exit": "discard", "name": "learn"},
+        {"cwd": start, "timeout": timeout, "on_exit": "discard", "name": "learn", "advise": True},
         sandbox.RunExtras(
             pinned=found.pinned,
             cancelled_by=(KeyboardInterrupt,),

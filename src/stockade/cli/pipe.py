@@ -106,6 +106,7 @@ def _run_and_report(args: argparse.Namespace, words: list[str]) -> int:
             name=args.name or stages.name,
             keep_output=bool(args.json),
             pinned=pinned,
+            advise=True,
             cancelled_by=(KeyboardInterrupt,),
         )
     )

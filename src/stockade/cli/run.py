@@ -508,6 +508,7 @@ def _run_and_report(
 
     start = start_directory(args, found)
     quiet = args.quiet or args.json
+    for_model = getattr(args, "for_model", False)
     earlier = None if workspace is None or quiet else _marks(workspace)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, cancel)
@@ -540,6 +541,7 @@ def _run_and_report(
                     "on_ask": terminal.ask if terminal is not None else None,
                     "who": who_asks(args),
                     "explain": getattr(args, "explain", False),
+                    "advise": not for_model,
                 },
                 sandbox.RunExtras(
                     stdin=stdin,
@@ -570,14 +572,15 @@ def _run_and_report(
         _write_json(args, plain_result(result))
     if not quiet:
         result = report_denials(result)
-        report_handoffs(result, printed=_warnings(found.policy))
+        # Warnings are for the user: some name files that programs may not see.
+        report_handoffs(result, printed=result.warnings if for_model else _warnings(found.policy))
     if sinks:
         if terminal is None or result.signal != signal.SIGINT:  # a user who typed Ctrl-C knows why it ended
             why = "you pressed Ctrl-] three times" if terminal is not None and terminal.left else ""
             report_end(result, quiet=quiet, why=why)
         if any(sink.lost for sink in sinks) or (terminal is not None and terminal.lost):
             output.error("output was lost: its reader did not read it before the time was over")
-    if result.exit_code and not quiet and workspace is None:
+    if result.exit_code and not (quiet or for_model) and workspace is None:
         report_kept(result, words, start, found.policy)
     if not quiet and not getattr(args, "brief", False):
         report(result, verbose=args.verbose, discarded=args.on_exit == "discard", earlier=earlier)

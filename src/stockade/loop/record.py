@@ -55,6 +55,11 @@ class LoopError(StockadeError):
     """The loop cannot start or go on as it was asked to."""
 
 
+def with_error(reason: str, error: str) -> str:
+    """Return a reason for the user to read, with the words of the error behind it."""
+    return f"{reason}: {error}" if error else reason
+
+
 class AttemptRecord(msgspec.Struct, kw_only=True):
     """One attempt. Without an `outcome` it is under way, or was when the loop was killed."""
 
@@ -65,7 +70,10 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     #: How many items had landed when it began.
     landed: int
     outcome: AttemptOutcome | None = None
+    #: Why it ended so, also for the next attempt's prompt.
     reason: str = ""
+    #: The words of an error, for the user alone: they may name files of the host.
+    error: str = ""
     #: The judge's output, for the next attempt's prompt.
     feedback: str = ""
     workspace: str = ""

@@ -108,6 +108,8 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_output: bool = True
     #: Whether the policy's paths are real names (`resolve.discovery`).
     pinned: bool = False
+    #: Whether results may say what a look at the host's files finds.
+    advise: bool = False
     cancelled_by: tuple[type[BaseException], ...] = ()
     ties: Ties | None = None
     place: PipelinePlace | None = None
@@ -216,7 +218,7 @@ class Stage:
             "env": env, "cwd": mine.get("cwd"), "timeout": given.timeout, "grace": mine.get("grace", GRACE),
             "input": input, "on_stdout": given.on_stdout, "on_stderr": on_stderr, "name": given.name,
             "who": given.who, "on_exit": mine.get("on_exit", "keep"), "resume": mine.get("resume"),
-            "publish": mine.get("publish", ()),
+            "publish": mine.get("publish", ()), "advise": given.advise,
         }  # fmt: skip
         extras = RunExtras(
             stdin=source, keep_output=given.keep_output, pinned=given.pinned, terminal=given.terminal,

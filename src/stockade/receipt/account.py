@@ -98,6 +98,8 @@ class Account:
         self.observation_mark: Mark | None = None
         #: The fields of the receipt that are known since the program was started.
         self.known: dict[str, Any] | None = None
+        #: Whether its result may say what a look at the host's files finds: only a person reads it.
+        self.advise = False
         #: Why the run is being cancelled, if the caller gave a reason.
         self.because = ""
         self.started = time.time()

@@ -66,7 +66,7 @@ def result_of(
     killed = entry is not None and entry.was_killed()
     verdict = judge(
         ended, program, prepared.resolved, group, closed=closed, killed=killed,
-        full=layer is not None and layer.is_full(), asked_inside=account.parent is not None,
+        full=layer is not None and layer.is_full(), advise=account.advise,
         uncounted=_has_uncounted_tasks(prepared),
     )  # fmt: skip
     changes = layer.changes() if layer is not None else ()

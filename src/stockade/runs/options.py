@@ -93,7 +93,8 @@ class RunOptions(BackgroundOptions, total=False):
 
     #: Whether to observe what the program tries, so that the result explains each refusal.
     explain: bool
-
+    #: Whether `reason` and `hint` may say what a look at the host's files finds: for a person, not a model.
+    advise: bool
     #: Called with each piece of output as it comes.
     on_stdout: Sink | None
     on_stderr: Sink | None

@@ -5,7 +5,6 @@ Only a hint may quote what the program printed.
 
 from __future__ import annotations
 
-import errno
 import os
 import signal as signals
 
@@ -27,15 +26,15 @@ def judge(
     closed: bool = False,
     killed: bool = False,
     full: bool = False,
-    asked_inside: bool = False,
+    advise: bool = False,
     uncounted: bool = False,
 ) -> Verdict:
     """Return the verdict on a run that is over.
 
     `closed` says that the sandbox was closed during the run, `killed` that `stockade kill` ended it, `full`
-    that limits.disk is used up, `asked_inside` that a sandboxed program chose the command: the explanation
-    then looks at no file on the host, whose existence it would reveal. `uncounted` says that the kernel
-    limits the tasks without counting those that it refuses.
+    that limits.disk is used up, `uncounted` that the kernel limits the tasks without counting those that it
+    refuses. Only with `advise` do the words come from a look at the host's files: they reveal which exist,
+    and a program or a model may read the words otherwise.
     """
     reply, limits = ended.reply, resolved.limits
     if killed:
@@ -58,12 +57,8 @@ def judge(
             "the sandbox"
         )
         return Verdict(Outcome.DENIED, 126, reason, 'use `--mode overlay` (workspace.mode = "overlay")')
-    if reply.kind == wire.REPLY_EXEC_FAILED and asked_inside:
-        return _unstarted(reply)
     if reply.kind == wire.REPLY_EXEC_FAILED:
-        from stockade.runs.explain.not_started import explain
-
-        return explain(reply, program, resolved)
+        return _not_started(reply, program, resolved, advise=advise)
     if (verdict := _ended_by(reply.ended, program)) is not None:
         return verdict
     if reply.status == 0:
@@ -75,11 +70,10 @@ def judge(
         hint = no_more_tasks(ended.tail, limits.tasks)
     if os.WIFEXITED(reply.status):
         code = os.WEXITSTATUS(reply.status)
-        if asked_inside:
-            return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
         from stockade.runs.explain.ran_and_failed import hints
 
-        hint = "; ".join(filter(None, (hint, hints(code, reply, program, resolved, full, ended.tail))))
+        others = hints(code, reply, program, resolved, full, ended.tail, advise=advise)
+        hint = "; ".join(filter(None, (hint, others)))
         return Verdict(Outcome.EXITED, code, f"exited with {code}", hint)
     number = os.WTERMSIG(reply.status)
     cause = f": {CAUSES[number]}" if number in CAUSES else ""
@@ -101,14 +95,17 @@ def _ended_by(by: int, program: client.Program) -> Verdict | None:
     return None
 
 
-def _unstarted(reply: wire.Reply) -> Verdict:
-    """Return the verdict on a command that never ran, from the kernel's answer alone."""
-    reason = f"the command was not started: {reply.text}: {os.strerror(reply.error)}"
-    if reply.text == "command" and reply.error == errno.ENOENT:
-        return Verdict(Outcome.SETUP_FAILED, 127, reason)
-    if reply.text == "command" and reply.error in (errno.EACCES, errno.EPERM, errno.ENOEXEC):
-        return Verdict(Outcome.DENIED, 126, reason)
-    return Verdict(Outcome.SETUP_FAILED, 125, reason)
+def _not_started(
+    reply: wire.Reply, program: client.Program, resolved: ResolvedPolicy, *, advise: bool
+) -> Verdict:
+    # The files of a private environment are not the host's: a look there would find nothing.
+    if advise and resolved.environment is None:
+        from stockade.runs.explain import not_started
+
+        return not_started.explain(reply, program, resolved)
+    from stockade.runs.explain import seen_inside
+
+    return seen_inside.explain(reply, program)
 
 
 def _over_limit(ended: RunEnding, limits: Limits, group: SandboxCgroups | None) -> Verdict | None:

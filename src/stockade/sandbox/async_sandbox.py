@@ -143,7 +143,7 @@ class AsyncSandbox(SandboxBase):
         """Run a command to its end, as `Sandbox.run` does. The sandbox and its other programs live on."""
         refuse_unknown("run", options, RunOptions.__optional_keys__)
         self._require_observer(options.get("explain", False))
-        account = self._account(cmd, options.get("who"))
+        account = self._account(cmd, options.get("who"), advise=options.get("advise", False))
         with account.telling():
             async with self._in_use() as (box, prepared):
                 await self._snapshot_before_run()

@@ -295,7 +295,7 @@ class AttachDaemon:
         """Start the run of a terminal with its next command."""
         words = one.commands.pop(0)
         left = None if self._until is None else max(0.001, self._until - time.monotonic())
-        account = self._box._account(words, None)
+        account = self._box._account(words, None, advise=True)
         with account.telling():
             _, prepared = self._box._require_open()
             run = command(

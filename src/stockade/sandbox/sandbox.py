@@ -193,12 +193,18 @@ class SandboxBase:
                 hint=f"open it with {type(self).__name__}(policy, explain=True): then all runs are observed",
             )
 
-    def _account(self, cmd: Sequence[str], who: stockade.receipt.Who | Mapping[str, str] | None) -> Account:
+    def _account(
+        self,
+        cmd: Sequence[str],
+        who: stockade.receipt.Who | Mapping[str, str] | None,
+        *,
+        advise: bool = False,
+    ) -> Account:
         box, prepared = self._require_open()
         account = Account(
             self.policy, words(cmd), resolve_who(who, self._who), self._receipts, name=self.name
         )
-        account.prepared, account.box = prepared, box
+        account.prepared, account.box, account.advise = prepared, box, advise
         if box.egress is not None:
             account.network_mark = box.egress.mark()
         if prepared.observations >= 0:
@@ -456,8 +462,8 @@ class Sandbox(SandboxBase):
     def run(self, cmd: Sequence[str], **options: Unpack[RunOptions]) -> Result:
         """Run a command to its end. The sandbox and its other programs live on.
 
-        The options are `input`, `env`, `cwd`, `timeout`, `grace`, `on_stdout`, `on_stderr`, `explain` and
-        `who`, as for `stockade.run`. The sandbox must have been opened with `explain` for that.
+        The options are `input`, `env`, `cwd`, `timeout`, `grace`, `on_stdout`, `on_stderr`, `explain`,
+        `advise` and `who`, as for `stockade.run`. The sandbox must have been opened with `explain` for that.
         """
         return self._run(cmd, options, kept=True)
 
@@ -468,7 +474,7 @@ class Sandbox(SandboxBase):
     def _run(self, cmd: Sequence[str], options: RunOptions, *, kept: bool) -> Result:
         refuse_unknown("run", options, RunOptions.__optional_keys__)
         self._require_observer(options.get("explain", False))
-        account = self._account(cmd, options.get("who"))
+        account = self._account(cmd, options.get("who"), advise=options.get("advise", False))
         with account.telling():
             run = command(self._require_open()[1], cmd, options, meanwhile=account.ready, kept=kept)
             if run.kept:
@@ -615,6 +621,8 @@ def run(cmd: Sequence[str], policy: PolicyLike | None = None, **options: Unpack[
     - `publish`: ports of the host that lead to servers inside, such as "8080:80" or "127.0.0.1:8080:80"
     - `on_ask`: with `ask` in `net`, a function that answers for connections that no rule covers
     - `explain`: have an observer watch what the program tries, so that `result.denials` explains each refusal
+    - `advise`: let `reason` and `hint` say what a look at the host's files finds, such as where a command is
+      that the policy does not show; leave it out if a model reads them, since they tell which files exist
 
     >>> import stockade
     >>> result = stockade.run(["cat"], input="hello")
@@ -644,7 +652,7 @@ def run_once_steps(
     argv, end = words(cmd), valid_on_exit(options.get("on_exit", "keep"))
     chosen, name = policy_or_default(policy), valid_name(options.get("name", ""))
     account = Account(chosen, argv, resolve_who(options.get("who")), name=name)
-    account.pipeline = extras.place
+    account.pipeline, account.advise = extras.place, options.get("advise", False)
     with account.telling():
         prepared = prepare(
             chosen, pinned=extras.pinned, command=argv, cwd=options.get("cwd"), name=name,

@@ -35,7 +35,8 @@ def venv(place: Path) -> Path:
 
 def hint(workspace: Path, python: str) -> str:
     code = "raise SystemExit('No module named frobnicate')"
-    return stockade.run([python, "-c", code], Policy(workspace=str(workspace)), on_exit="discard").hint
+    policy = Policy(workspace=str(workspace))
+    return stockade.run([python, "-c", code], policy, on_exit="discard", advise=True).hint
 
 
 def test_a_repository_does_not_choose_what_a_hint_advises_to_show(

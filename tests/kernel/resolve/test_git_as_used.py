@@ -44,7 +44,7 @@ def main(home: Path) -> Path:
 
 def run(workspace: Path, *command: str, **clauses: object) -> Result:
     policy = Policy(workspace=str(workspace), **clauses)  # type: ignore[arg-type]
-    return stockade.run(command, policy, on_exit="discard", timeout=60)
+    return stockade.run(command, policy, on_exit="discard", timeout=60, advise=True)
 
 
 @pytest.mark.parametrize("mode", ["overlay", "ro", "rw"])

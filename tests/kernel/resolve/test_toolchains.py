@@ -374,7 +374,8 @@ def test_a_command_of_the_system_costs_nothing(home: Path, monkeypatch: pytest.M
 def test_it_can_be_turned_off(home: Path) -> None:
     command = _go_tool(home)
     assert shown(home, command, toolchain=False) == set()
-    result = stockade.run([command], Policy(workspace=str(home / "project"), toolchain=False))
+    policy = Policy(workspace=str(home / "project"), toolchain=False)
+    result = stockade.run([command], policy, advise=True)
     assert (result.outcome, result.exit_code) == ("setup-failed", 127)
     assert f"{home}/go/bin/gopls" in result.reason
     assert f"--read {home}/go/bin/gopls" in result.hint and "--no-toolchain" in result.hint

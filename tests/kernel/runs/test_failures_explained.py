@@ -43,7 +43,7 @@ def repository(home: Path, workspace: Path) -> Path:
 
 def hint(workspace: Path, *command: str, **clauses: object) -> str:
     policy = Policy(workspace=str(workspace), **clauses)  # type: ignore[arg-type]
-    result = stockade.run(command, policy, on_exit="discard")
+    result = stockade.run(command, policy, on_exit="discard", advise=True)
     assert result.outcome == "exited"
     assert result.exit_code != 0
     assert result.denials == ()  # a hint is no evidence

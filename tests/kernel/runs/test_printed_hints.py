@@ -35,7 +35,7 @@ def venv(place: Path, module: str = "") -> Path:
 
 
 def hint(workspace: Path, *command: str) -> str:
-    return stockade.run(command, Policy(workspace=str(workspace)), on_exit="discard").hint
+    return stockade.run(command, Policy(workspace=str(workspace)), on_exit="discard", advise=True).hint
 
 
 def test_a_missing_module_names_the_python_that_ran(home: Path, workspace: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_command_that_the_policy_hides_says_where_it_is_and_how_to_show_it(tmp
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho ran\n")
     tool.chmod(0o755)
-    hidden = stockade.run([str(tool)], Policy(toolchain=False))
+    hidden = stockade.run([str(tool)], Policy(toolchain=False), advise=True)
     assert (hidden.outcome, hidden.exit_code) == ("setup-failed", 127)
     assert "hidden by the policy" in hidden.reason
     assert f'read = ["{tool}"]' in hidden.hint
@@ -87,14 +87,14 @@ def test_a_hidden_command_is_found_on_the_hosts_path_for_the_hint(
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin")
-    result = stockade.run(["only-on-the-host"], Policy(toolchain=False))
+    result = stockade.run(["only-on-the-host"], Policy(toolchain=False), advise=True)
     assert result.exit_code == 127 and str(tool) in result.reason and str(tmp_path) in result.hint
 
 
 def test_a_pipe_in_place_of_the_command_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "pipe").chmod(0o755)
-    result = stockade.run([str(tmp_path / "pipe")])
+    result = stockade.run([str(tmp_path / "pipe")], advise=True)
     assert result.exit_code == 127 and "hidden" in result.reason
 
 
@@ -117,7 +117,7 @@ def test_a_missing_working_directory_names_it() -> None:
 
 
 def test_a_hidden_working_directory_says_how_to_show_it(tmp_path: Path) -> None:
-    result = stockade.run(["true"], cwd=str(tmp_path))
+    result = stockade.run(["true"], cwd=str(tmp_path), advise=True)
     assert result.exit_code == 125
     assert f'read = ["{tmp_path}"]' in result.hint
 

@@ -160,7 +160,10 @@ def _denial(one: Denial) -> str:
 
 
 def explanation(run: PastRun) -> CallToolResult:
-    """Return why a run ended as it did, from its evidence."""
+    """Return why a run ended as it did, from its evidence.
+
+    The result's warnings are left out: they are for the user, and name files that programs may not see.
+    """
     result = run.result
     lines = [
         f"run {run.number}",
@@ -173,7 +176,6 @@ def explanation(run: PastRun) -> CallToolResult:
     lines += [
         f"  would be allowed by: {clean_line(one.hint)}" for one in result.denials[:MOST_DENIALS] if one.hint
     ]
-    lines += _listed("warning", [clean_line(one) for one in result.warnings])
     lines += _listed("not saved", [f"{clean_line(one.path)}: {clean_line(one.why)}" for one in result.lost])
     lines += [
         f"used: {result.usage.wall:.2f} s, {result.usage.cpu:.2f} s of processor time, "
@@ -182,7 +184,7 @@ def explanation(run: PastRun) -> CallToolResult:
     lines += [f"network: {result.network_mode}"]
     lines += [
         f"enforced: {control} by {kept.mechanism} ({kept.observed}), "
-        f"asked for by {clean_line(kept.requested)}"
+        f"asked for by {_key(clean_line(kept.requested))}"
         for control, kept in result.controls.items()
     ]
     if result.receipt is not None:

@@ -45,6 +45,8 @@ class Judgement(msgspec.Struct, frozen=True):
 
     passed: bool
     reason: str
+    #: The words of an error, for the user alone: they may name files of the host.
+    error: str = ""
 
 
 class JudgedRun(msgspec.Struct, frozen=True):

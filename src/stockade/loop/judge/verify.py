@@ -98,7 +98,7 @@ def _blamed(error: Exception) -> Exception:
     """Return the error that says that an attempt failed; the host's own troubles stay what they are."""
     if isinstance(error, JudgeFilesError) or is_hosts_fault(error):
         return error
-    return JudgeFilesError(f"the judge's files cannot be restored in this attempt: {error}")
+    return JudgeFilesError("the judge's files cannot be restored in this attempt", hint=str(error))
 
 
 def _restore_all_sections(fork: Workspace, matches: Callable[[str], bool]) -> set[str]:

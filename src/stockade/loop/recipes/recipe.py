@@ -128,7 +128,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
                 raise self._not_found(program)
             if self.output == "text":
                 return AgentVersion(found.text.strip())
-            asked = box.run([program, "--version"], timeout=PATIENCE)
+            asked = box.run([program, "--version"], timeout=PATIENCE, advise=True)
             if not asked.ok:
                 words = (asked.stderr or asked.stdout).decode("utf-8", "replace").strip()[-500:]
                 raise AgentError(

@@ -15,7 +15,7 @@ from stockade.loop.events import AttemptOutcome, Spending
 from stockade.loop.judge.files import withheld_paths
 from stockade.loop.judge.judgement import JudgeBaseline, JudgedRun, Judgement, judge_run
 from stockade.loop.judge.verify import JudgeFilesError, fork_for_judge, is_hosts_fault, run_verify
-from stockade.loop.record import UNCOUNTED, AttemptRecord, ItemRecord, file_name
+from stockade.loop.record import UNCOUNTED, AttemptRecord, ItemRecord, file_name, with_error
 from stockade.loop.work import landing
 from stockade.loop.work.agent_run import AgentRun, AttemptListener, run_agent
 from stockade.loop.work.core import LoopCore, excess
@@ -143,7 +143,7 @@ class AttemptWork:
             except (StockadeError, OSError) as error:
                 if is_hosts_fault(error):
                     raise
-                self.finish("rejected", f"its changes cannot be read: {clean_line(str(error))}")
+                self.finish("rejected", "its changes cannot be read", error=clean_line(str(error)))
                 return None
             if workspace is not None:
                 self._core.set_phase(self._item, "judging")
@@ -167,7 +167,7 @@ class AttemptWork:
             self.finish(*self._why_ended())
         elif not judged.judgement.passed:
             feedback = "" if judged.run is None else judged.run.output
-            self.finish("rejected", judged.judgement.reason, feedback)
+            self.finish("rejected", judged.judgement.reason, feedback, judged.judgement.error)
         else:
             if self._core.settings.best_of > 1:
                 if self._core.settings.score:
@@ -191,7 +191,7 @@ class AttemptWork:
                 item=self._id,
                 attempt=self._number,
                 passed=verdict.passed,
-                reason=verdict.reason,
+                reason=with_error(verdict.reason, verdict.error),
             )
         return judged
 
@@ -201,7 +201,7 @@ class AttemptWork:
         try:
             fork, restored = self._fork(workspace)
         except JudgeFilesError as error:
-            return JudgedRun(Judgement(False, clean_line(str(error))))
+            return JudgedRun(Judgement(False, clean_line(error.message), clean_line(error.hint)))
         restored = tuple(path for path in restored if not _is_cache(path))
         changes = [change for change in workspace.changes() if not _is_cache(change.path)]
         touched = tuple(one.path for one in changes if one.path in restored and one.kind != "added")
@@ -226,8 +226,8 @@ class AttemptWork:
             # the changes tells whose fault it is: if it fails too, the loop stops.
             with Sandbox(request.policy, on_exit="discard", name=request.name):
                 core.store.log_error("".join(traceback.format_exception(error)))
-            reason = f"no sandbox can be raised over the changes: {clean_line(str(error))}"
-            return JudgedRun(Judgement(False, reason))
+            reason = "no sandbox can be raised over the changes"
+            return JudgedRun(Judgement(False, reason, clean_line(str(error))))
         if self._must_end():
             return None
         with core.changed:
@@ -266,18 +266,22 @@ class AttemptWork:
             return float("-inf")
         return max(score, float("-inf"))  # never NaN
 
-    def finish(self, outcome: AttemptOutcome, reason: str, feedback: str = "") -> None:
-        """Record and tell how the attempt ended, and remove what nobody will read any more."""
+    def finish(self, outcome: AttemptOutcome, reason: str, feedback: str = "", error: str = "") -> None:
+        """Record and tell how the attempt ended, and remove what nobody will read any more.
+
+        The next agent reads `reason` and `feedback`; `error` is for the user alone.
+        """
         core, attempt = self._core, self._attempt
         with core.changed:
             attempt.outcome, attempt.reason, attempt.feedback = outcome, reason, feedback
+            attempt.error = error
             core.save()
         core.tell(
             events.AttemptEnd,
             item=self._id,
             attempt=self._number,
             outcome=outcome,
-            reason=reason,
+            reason=with_error(reason, error),
             counts=outcome not in UNCOUNTED,
             spending=attempt.spending,
             diff=attempt.diff,

@@ -11,7 +11,7 @@ from stockade.loop import events
 from stockade.loop.events import AttemptOutcome, HeldFile
 from stockade.loop.judge.judgement import make_baseline
 from stockade.loop.judge.verify import is_hosts_fault
-from stockade.loop.record import UNCOUNTED, AttemptRecord, ItemRecord, LoopError, file_name
+from stockade.loop.record import UNCOUNTED, AttemptRecord, ItemRecord, LoopError, file_name, with_error
 from stockade.loop.work import landing
 from stockade.loop.work.attempt import AttemptWork, RateLimitHit
 from stockade.loop.work.core import TICK, LoopCore, StopLoopError, excess
@@ -47,7 +47,9 @@ class ItemWork:
             reason = excess(core.used_by_item(item), core.settings.budget.item, "the item")
             if reason or item.failures >= most:
                 last = next((one for one in reversed(item.attempts) if one.outcome not in UNCOUNTED), None)
-                core.finish_item(item, "failed", reason or (last.reason if last is not None else ""))
+                core.finish_item(
+                    item, "failed", reason or ("" if last is None else with_error(last.reason, last.error))
+                )
                 return
             try:
                 limit = self._run_round()
@@ -187,9 +189,8 @@ class ItemWork:
                 # The attempt has made something that cannot be committed, such as very deep directories.
                 if is_hosts_fault(error):
                     raise
-                self._give_up(
-                    attempt, "rejected", f"its changes cannot be committed: {clean_line(str(error))}"
-                )
+                words = clean_line(str(error))
+                self._give_up(attempt, "rejected", "its changes cannot be committed", error=words)
                 return self._leave()
             self._record_landing(attempt, done)
         self._finish_landing(attempt)
@@ -218,7 +219,8 @@ class ItemWork:
             return False
         if not judged.judgement.passed:
             reason = f"together with what has landed meanwhile: {judged.judgement.reason}"
-            self._give_up(attempt, "rejected", reason, "" if judged.run is None else judged.run.output)
+            output = "" if judged.run is None else judged.run.output
+            self._give_up(attempt, "rejected", reason, output, judged.judgement.error)
             return False
         with core.changed:
             attempt.landed = core.record.landed
@@ -236,14 +238,19 @@ class ItemWork:
         self._give_up(attempt, "conflict", reason, clean_line(str(error))[:4000])
 
     def _give_up(
-        self, attempt: AttemptRecord, outcome: AttemptOutcome, reason: str, feedback: str = ""
+        self,
+        attempt: AttemptRecord,
+        outcome: AttemptOutcome,
+        reason: str,
+        feedback: str = "",
+        error: str = "",
     ) -> None:
         """Record that a chosen attempt does not land; the item needs another one."""
         core, item = self._core, self._item
         with core.changed:
             item.chosen, item.committing, item.paths = 0, False, ()
             core.set_phase(item, "running")
-        AttemptWork(core, item, attempt).finish(outcome, reason, feedback)
+        AttemptWork(core, item, attempt).finish(outcome, reason, feedback, error)
 
     def _record_landing(self, attempt: AttemptRecord, done: landing.LandedChanges) -> None:
         core, item = self._core, self._item

@@ -1,8 +1,8 @@
-"""Explain why a command was not started: what happened, why, and what to type next.
+"""Explain to a person why a command was not started: what happened, why, and what to type next.
 
 The kernel's answer to execve says little: one errno stands for a missing file, a missing interpreter and a
 missing loader. The explanation comes from that errno and from the file on the host, and claims only what is
-certain.
+certain. It tells which files the host has, so no program and no model may read it: they get `seen_inside`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,9 @@ from stockade.resolve.resolved import ResolvedPolicy
 from stockade.resolve.toolchain import installs, shims
 from stockade.resolve.toolchain.needs import shown_by, which
 from stockade.result import Outcome, Verdict
+from stockade.runs.explain import seen_inside
+from stockade.runs.explain.seen_inside import NO_COMMAND
 
-BUILTINS = (
-    ".", "alias", "bg", "cd", "declare", "eval", "exec", "export", "fg", "for", "function", "if", "jobs",
-    "let", "local", "read", "set", "shift", "shopt", "source", "trap", "type", "ulimit", "umask", "unset",
-    "while",
-)  # fmt: skip
 #: By `e_machine` of an ELF header.
 MACHINES = {3: "i386", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 HEAD = 4096
@@ -37,21 +34,16 @@ ELSEWHERE = "start in another directory: --cwd DIRECTORY, or cwd="
 
 
 def explain(reply: wire.Reply, program: client.Program, resolved: ResolvedPolicy) -> Verdict:
-    """Return the verdict on a command that never ran."""
-    why, cwd = os.strerror(reply.error), os.path.normpath(program.cwd)
-    if resolved.environment is not None and reply.text in ("cwd", "command"):
-        return _in_environment(reply, cwd, program)
+    """Return the verdict on a command that never ran, with what a look at the host adds to it."""
     if reply.text == "cwd":
-        return _no_directory(reply.error, cwd, resolved)
-    if reply.text == "user":
-        return _no_user(reply.error, *program.ids)
+        return _no_directory(reply.error, os.path.normpath(program.cwd), resolved)
     if reply.text != "command":
-        return Verdict(Outcome.SETUP_FAILED, 125, f"the command was not started: {reply.text}: {why}")
+        return seen_inside.explain(reply, program)
     name = program.argv[0]
     found = _on_host(name, program, resolved)
     if reply.error == errno.ENOENT:
         return _not_found(name, found, program, resolved)
-    reason, hint = f"{name}: cannot be executed inside: {why}", ""
+    reason, hint = f"{name}: cannot be executed inside: {os.strerror(reply.error)}", ""
     if reply.error in (errno.EACCES, errno.EPERM):
         cause, hint = _refused(name, found, resolved)
         reason = f"{reason}: {cause}" if cause else reason
@@ -62,50 +54,10 @@ def explain(reply: wire.Reply, program: client.Program, resolved: ResolvedPolicy
     if reply.error == errno.ENOTDIR:
         hint = "one of the names before the last / is a file: check the path"
     elif reply.error == errno.E2BIG:
-        hint = "the arguments and the environment are too long: pass them in a file, or on standard input"
+        hint = seen_inside.TOO_LONG
     return Verdict(
         Outcome.SETUP_FAILED, 125, reason, hint or "`stockade doctor` shows what this machine can do"
     )
-
-
-def _in_environment(reply: wire.Reply, cwd: str, program: client.Program) -> Verdict:
-    """Explain a failure in a private environment without a look at the host.
-
-    The host's files are not those inside, and its answer would tell a client of the server which files exist.
-    """
-    why, name = os.strerror(reply.error), program.argv[0]
-    if reply.text == "cwd":
-        reason = f"the sandbox has no directory {cwd}: {why}"
-        return Verdict(
-            Outcome.SETUP_FAILED, 125, reason, "make it first, or name a directory that exists inside"
-        )
-    if reply.error == errno.ENOENT:
-        return Verdict(
-            Outcome.SETUP_FAILED,
-            127,
-            f"{name}: there is no such program inside, or not the interpreter or loader that it names",
-            f"check the name; inside, PATH is {program.env.get('PATH', '')}",
-        )
-    reason = f"{name}: cannot be executed inside: {why}"
-    if reply.error in (errno.EACCES, errno.EPERM):
-        return Verdict(Outcome.DENIED, 126, reason, "`ls -l` inside shows whether it is an executable file")
-    if reply.error == errno.ENOEXEC:
-        hint = "it is no program for this machine, or a script without a first line such as #!/bin/sh"
-        return Verdict(Outcome.DENIED, 126, reason, hint)
-    hint = (
-        "the arguments and the environment are too long" if reply.error == errno.E2BIG else "check the path"
-    )
-    return Verdict(Outcome.SETUP_FAILED, 125, reason, hint)
-
-
-def _no_user(error: int, uid: int, gid: int) -> Verdict:
-    if error == errno.EINVAL:
-        reason = f"no such id inside: the sandbox does not have both the user {uid} and the group {gid}"
-        hint = "use 0, or another id that the sandbox maps: see the first step of its plan"
-    else:
-        reason = f"no program of this sandbox can run as user {uid} and group {gid}: {os.strerror(error)}"
-        hint = "leave the user out: programs run as the one that the sandbox has"
-    return Verdict(Outcome.SETUP_FAILED, 125, reason, hint)
 
 
 def _no_directory(error: int, cwd: str, resolved: ResolvedPolicy) -> Verdict:
@@ -164,12 +116,8 @@ def _not_found(name: str, found: str, program: client.Program, resolved: Resolve
 
 def _nowhere(name: str, program: client.Program) -> tuple[str, str]:
     """Explain a command that the host does not have either: the reason and a hint."""
-    if " " in name:
-        words = " ".join(shlex.quote(word) for word in name.split())
-        return (
-            "there is no such command inside: it is one word with spaces in it",
-            f"write separate words: stockade run -- {words}; or use a shell: -- sh -c {shlex.quote(name)}",
-        )
+    if found := seen_inside.mistake(name):
+        return found
     if "/" in name:
         path = os.path.normpath(os.path.join(program.cwd, name))
         above = os.path.dirname(path)
@@ -179,24 +127,14 @@ def _nowhere(name: str, program: client.Program) -> tuple[str, str]:
             f"there is no such file inside: {path}",
             f"{above} exists, what follows does not: check the path",
         )
-    if name in BUILTINS:
-        return (
-            "there is no such command inside: it is built into the shell",
-            f"run it in a shell: stockade run -- sh -c '{name} ...'",
-        )
-    if name.startswith("-"):
-        return (
-            "there is no such command inside: it looks like an option",
-            "Stockade's own options come before --, the command after it: stockade run OPTIONS -- COMMAND",
-        )
     here = os.path.normpath(program.cwd)
     if os.path.exists(os.path.join(here, name)):
         return (
-            f"there is no such command inside; there is a file of that name in {here}",
+            f"{NO_COMMAND}; there is a file of that name in {here}",
             f"the current directory is not searched: write ./{name}",
         )
     return (
-        "there is no such command inside",
+        NO_COMMAND,
         f"check its name, or install it; inside, PATH is {program.env.get('PATH', '')}",
     )
 

@@ -1,7 +1,8 @@
 """Hints about what a program printed last, such as the name of a module that Python did not find.
 
 A hostile program prints what it likes. So its words only decide what is looked for on the host: a hint states
-what was found there, repeats nothing but the name of a module, and never advises to install one.
+what was found there, repeats nothing but the name of a module, and never advises to install one. It is for a
+person: no program and no model may read it.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ def hints(last: bytes, program: client.Program, resolved: ResolvedPolicy) -> lis
     found = [_missing_module(last, program, resolved), _read_only_packages(last, program, resolved)]
     if _UNVERIFIED.search(last):
         found.append(_certificates(program, resolved))
-    if b"cross-device link" in last:
-        found.append(_renamed_directory(resolved))
     if resolved.workspace is not None and any(re.search(r"\bgit\b", word) for word in program.argv[:64]):
         found.append(_git(last, resolved, resolved.workspace.path))
     return found
@@ -222,13 +221,4 @@ def _has(packages: str, module: str) -> bool:
     return any(
         name == module or (name.startswith(f"{module}.") and name.endswith((".py", ".so")))
         for name in names_in(packages)
-    )
-
-
-def _renamed_directory(resolved: ResolvedPolicy) -> str:
-    if resolved.workspace is None or resolved.workspace.access != "overlay":
-        return ""
-    return (
-        "in an overlay the kernel cannot rename a directory that exists on the host: `mv` copies it "
-        "instead, and `mv OLD NEW && git add -A OLD NEW` is what `git mv OLD NEW` does"
     )

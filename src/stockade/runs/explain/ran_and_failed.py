@@ -1,9 +1,12 @@
 """Hints about a program that ran and exited with an error that a wall may explain.
 
 A hint rests on what the kernel counted, on what the policy shows and hides, or on what a well-known program
-cannot do under any policy. It may not be the reason for the failure, but it is always true. What the program
-printed only decides what to look for (`printed`). Two hints rest on it, and say so: the one about tasks,
-whose refusals RLIMIT_NPROC does not count, and the guess that comes if there is nothing else to say.
+cannot do under any policy. It may not be the reason for the failure, but it is always true. Two hints rest on
+what the program printed, and say so: the one about tasks, whose refusals RLIMIT_NPROC does not count, and the
+guess that comes if there is nothing else to say.
+
+Programs and models may read these hints, so nothing here looks at the host's files. `host_files` and
+`printed` do, for a person who asks for it.
 """
 
 from __future__ import annotations
@@ -15,10 +18,8 @@ import shlex
 from stockade.gate import client, wire
 from stockade.linux.path_lookup import covers
 from stockade.policy.model import is_repository
-from stockade.resolve.paths.policy_paths import OWN
 from stockade.resolve.resolved import ResolvedPolicy
 from stockade.resolve.toolchain.needs import shown_by
-from stockade.runs.explain.not_started import denied_by, is_secret, is_shown
 
 #: Programs that exit with 127 if they do not find a command.
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "busybox", "env")
@@ -37,8 +38,6 @@ NEVER = {
 WRITERS = (
     "chmod", "chown", "cp", "install", "ln", "mkdir", "mv", "rm", "rmdir", "tee", "touch", "truncate",
 )  # fmt: skip
-#: Entries of /etc that are made for the sandbox.
-MADE = ("passwd", "group", "hostname", "hosts", "resolv.conf", "nsswitch.conf")
 MOST_WORDS = 64
 #: What shells, Python, Node, Go, Rust, Java and Ruby print if the kernel refuses them one more task.
 NO_MORE_TASKS = re.compile(
@@ -58,7 +57,7 @@ NO_NAMES = (
 )
 #: Words that `printed` has hints for.
 LAST_WORDS = (
-    b"No module named", b"cross-device link", b"not a git repository", b"tell me who you are",
+    b"No module named", b"not a git repository", b"tell me who you are",
     b"Read-only file system", b"ertificate", b"CERT", b"UnknownIssuer", b"certification path",
 )  # fmt: skip
 #: What programs print about an error that a wall gives, and that may have other reasons.
@@ -82,10 +81,13 @@ def hints(
     resolved: ResolvedPolicy,
     full: bool,
     last: bytes = b"",
+    *,
+    advise: bool = False,
 ) -> str:
     """Return the hints about what may explain an exit code.
 
-    `full` says that limits.disk is used up; `last` is what the program printed last.
+    `full` says that limits.disk is used up; `last` is what the program printed last. With `advise` the hints
+    also say what a look at the host's files finds.
     """
     found = [
         NEVER.get(os.path.basename(program.argv[0]), ""),
@@ -93,11 +95,18 @@ def hints(
         _network(reply, resolved),
         _disk(resolved) if full else "",
         _repository(code, program, resolved),
-        _denied(program, resolved) or _unseen(program, resolved) or _unwritable(program, resolved),
+        (_host_files(program, resolved) if advise else "") or _unwritable(program, resolved),
         NO_NAMES if NAMED_PIPE.search(last) else "",
-        *_printed(last, program, resolved),
+        *(_printed(last, program, resolved) if advise else ()),
+        _renamed_directory(resolved) if b"cross-device link" in last else "",
     ]
     return "; ".join(filter(None, found)) or _guess(last, program)
+
+
+def _host_files(program: client.Program, resolved: ResolvedPolicy) -> str:
+    from stockade.runs.explain import host_files
+
+    return host_files.hint(program, resolved)
 
 
 def _guess(last: bytes, program: client.Program) -> str:
@@ -161,36 +170,6 @@ def _disk(resolved: ResolvedPolicy) -> str:
     )
 
 
-def _unseen(program: client.Program, resolved: ResolvedPolicy) -> str:
-    """Return a hint about an argument that names a file of the host which the policy does not show."""
-    for path in _named(program):
-        try:
-            real = os.path.realpath(path)
-        except OSError:  # a link in /proc that may not be read
-            continue
-        if is_secret(real, resolved):
-            continue  # a hint must not reveal that it exists
-        if os.path.lexists(path) and not _is_there(path, resolved):
-            fix = f"`--read {shlex.quote(path)}`, or put it into the workspace"
-            if os.path.dirname(path) == "/":
-                fix = f"`--read` what you need of it, such as `--read {shlex.quote(path)}/NAME`"
-            return f"{path} exists on the host, but the policy does not show it: {fix}"
-    return ""
-
-
-def _denied(program: client.Program, resolved: ResolvedPolicy) -> str:
-    """Return a hint about an argument that names a file which a clause of the policy hides."""
-    for path in _named(program, plain=True) if resolved.denied else ():
-        try:
-            real = os.path.realpath(path)
-        except OSError:
-            continue
-        clause = "" if is_secret(real, resolved) else denied_by(path, real, resolved)
-        if clause and os.path.lexists(path):
-            return f"{path} is hidden by {clause}"
-    return ""
-
-
 def _repository(code: int, program: client.Program, resolved: ResolvedPolicy) -> str:
     """Return a hint if git failed and the repository is read-only in a workspace of mode rw."""
     workspace, kept = resolved.workspace, resolved.repositories.kept
@@ -209,7 +188,7 @@ def _repository(code: int, program: client.Program, resolved: ResolvedPolicy) ->
 
 def _unwritable(program: client.Program, resolved: ResolvedPolicy) -> str:
     """Return a hint if the last argument of a program that writes to it is read-only."""
-    paths = _named(program)
+    paths = paths_named(program)
     if os.path.basename(program.argv[0]) not in WRITERS or not paths:
         return ""
     path = paths[-1]
@@ -223,33 +202,20 @@ def _unwritable(program: client.Program, resolved: ResolvedPolicy) -> str:
         return f"{tree} is read-only inside: {fix} makes it writable"
     if not tree and any(covers(shown, path) for shown in shown_by(resolved.profile)):
         return f"{path} belongs to the system and is read-only: write to the workspace, the home or /tmp"
-    return _unshown_directory(os.path.dirname(path), resolved)
+    return ""
 
 
-def _unshown_directory(path: str, resolved: ResolvedPolicy) -> str:
-    """Return a hint about a directory of the host in which a program cannot make anything."""
-    secret = is_secret(path, resolved) or is_secret(os.path.realpath(path), resolved)
-    if secret or not os.path.isdir(path) or _is_there(path, resolved):
+def _renamed_directory(resolved: ResolvedPolicy) -> str:
+    if resolved.workspace is None or resolved.workspace.access != "overlay":
         return ""
-    fix = "write to the workspace, the home or /tmp"
-    if os.access(path, os.W_OK):
-        fix += f"; `--write {shlex.quote(path)}` makes it writable for real"
-    return f"{path} exists on the host, but the policy does not show it: {fix}"
+    return (
+        "in an overlay the kernel cannot rename a directory that exists on the host: `mv` copies it "
+        "instead, and `mv OLD NEW && git add -A OLD NEW` is what `git mv OLD NEW` does"
+    )
 
 
-def _named(program: client.Program, *, plain: bool = False) -> list[str]:
+def paths_named(program: client.Program, *, plain: bool = False) -> list[str]:
     """Return the arguments that look like paths, also after the = of an option; `plain` adds bare names."""
     words = [word.partition("=")[2] if word.startswith("-") else word for word in program.argv[1:MOST_WORDS]]
     words = [word for word in words if "/" in word or (plain and word)]
     return [os.path.normpath(os.path.join(program.cwd, word)) for word in words]
-
-
-def _is_there(path: str, resolved: ResolvedPolicy) -> bool:
-    """Whether the path exists inside."""
-    if is_shown(path, resolved) or any(covers(tree, path) for tree in OWN):
-        return True
-    made = [f"/etc/{name}" for name in MADE]
-    private = [resolved.caller.home, "/tmp", "/var/tmp", *made]
-    known = [*private, *shown_by(resolved.profile), *(grant.path for grant in resolved.grants)]
-    known += [] if resolved.workspace is None else [resolved.workspace.path]
-    return any(covers(path, place) for place in known)
