@@ -146,7 +146,7 @@ def test_a_wrong_value_says_what_to_write(command: Any, options: Any, words: str
         ({"check": True}, r"call check\(\) on the result"),
         ({"capture_output": True}, "the result has stdout and stderr"),
         ({"shell": True}, "run a shell"),
-        ({"nonsense": 1}, "known: cwd, env"),
+        ({"nonsense": 1}, "known: advise, cwd, env"),
     ],
 )
 def test_an_option_that_a_call_does_not_have_says_what_was_meant(options: Any, words: str) -> None:
