@@ -2,8 +2,9 @@
 
 It is for users who want the helper that their distribution audits and ships, and for machines where only
 bubblewrap may make user namespaces. The same operations describe the same tree, and become arguments of
-bubblewrap; every source is a descriptor that Stockade has checked, and so is the filter. Bubblewrap executes
-the gate as the first process inside. The gate checks the mounts, puts itself behind Landlock and serves as it
+bubblewrap; every source is a descriptor that Stockade has checked, and so is the filter. Every destination is
+in private memory: what belongs into a tree of the host, the usher moves there. Bubblewrap executes the gate
+as the first process inside. The gate checks the mounts, puts itself behind Landlock and serves as it
 does everywhere.
 
 This backend does not offer what bubblewrap has no arguments for: names hidden in a tree, noexec mounts, one
@@ -31,13 +32,15 @@ from stockade.controls import Control
 from stockade.errors import PolicyError
 from stockade.gate import bwrap_operations
 from stockade.gate import operations as ops
-from stockade.gate.wire import HELD_STATUS, KIND_HELPED
+from stockade.gate.wire import HELD_STATUS, KIND_HELPED, STAGING
 from stockade.host import bubblewrap
 from stockade.host.capabilities import Host
 from stockade.policy import Policy
 from stockade.resolve.resolution import refuse_foreign
 from stockade.resolve.resolved import ResolvedPolicy, UnnamedTrees
 
+#: The operations that show a tree of the host.
+HOST_TREES = (ops.Bind, ops.View, ops.Overlay)
 #: Characters that the options of a mount escape or split at, so that a path does not read back as it was.
 UNSPEAKABLE = ",:\\ \t\n"
 
@@ -268,7 +271,23 @@ def _tree(wanted: native.NativeInputs) -> list[ops.Op]:
         for op in native.shown_grants(wanted)
     ]
     found += native.trust_mounts(wanted)
-    return [*found, ops.Proc()]
+    found.append(ops.Proc())
+    return [*found, *_places(found)]
+
+
+def _places(tree: list[ops.Op]) -> list[ops.Op]:
+    """Return the moves of the mounts that lie in a tree of the host.
+
+    Other programs may write there, and bubblewrap would follow a link on the way.
+    """
+    hosts: list[str] = []
+    found: list[ops.Op] = []
+    for op in tree:
+        if isinstance(op, HOST_TREES):
+            if any(within(op.path, host) for host in hosts):
+                found.append(bwrap_operations.Placement(path=op.path, number=len(found), clause=op.clause))
+            hosts.append(op.path)
+    return found
 
 
 def _with_parents(tree: list[ops.Op]) -> list[ops.Op]:
@@ -286,7 +305,7 @@ def _with_parents(tree: list[ops.Op]) -> list[ops.Op]:
         found += [ops.Dir(path=directory) for directory in reversed(missing)]
         found.append(op)
         there.update((path, *missing))
-        if isinstance(op, ops.Bind | ops.View | ops.Overlay):
+        if isinstance(op, HOST_TREES):
             hosts.append(path)
     return found
 
@@ -297,9 +316,19 @@ def arguments(plan: tuple[ops.Op, ...], uid: int, gid: int) -> tuple[str, ...]:
     names = next(op for op in plan if isinstance(op, ops.Namespaces)).names
     words = [*bubblewrap.WALLS, *(["--unshare-net"] if "net" in names else [])]
     words += ["--uid", str(uid), "--gid", str(gid), "--json-status-fd", str(HELD_STATUS)]
+    staged = {op.path: op.staged for op in plan if isinstance(op, bwrap_operations.Placement)}
     for number, op in enumerate(plan):
-        words += _arguments_of(op, str(numbers.get(number, "")))
+        words += _arguments_of(_staged(op, staged), str(numbers.get(number, "")))
+        if staged and isinstance(op, bwrap_operations.Devices):
+            words += ["--tmpfs", STAGING]
     return (*words, "--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/")
+
+
+def _staged(op: ops.Op, staged: Mapping[str, str]) -> ops.Op:
+    """Return an operation with the path at which bubblewrap executes it."""
+    if isinstance(op, HOST_TREES) and op.path in staged:
+        return msgspec.structs.replace(op, path=staged[op.path])
+    return op
 
 
 def _arguments_of(op: ops.Op, held: str) -> list[str]:

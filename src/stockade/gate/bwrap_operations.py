@@ -73,6 +73,28 @@ class Devices(Op, frozen=True, kw_only=True):
         return {self.path: (READONLY | NOSUID | NODEV, "tmpfs"), **nodes, **own}
 
 
+class Placement(Op, frozen=True, kw_only=True):
+    """Moves a mount from private memory into a tree of the host, without following a link on the way."""
+
+    kind = wire.OP_PLACE
+    path: str
+    number: int
+
+    @property
+    def staged(self) -> str:
+        """The path at which the helper mounts it."""
+        return f"{wire.STAGING}/{self.number}"
+
+    def numbers(self) -> tuple[int, int]:
+        return self.number, 0
+
+    def data(self) -> bytes:
+        return text(self.path)
+
+    def describe(self) -> str:
+        return f"move the mount for {self.path} there, following no link"
+
+
 def held(ops: tuple[Op, ...]) -> dict[int, int]:
     """Return, by the place of an operation in a plan, the first descriptor that a helper finds for it."""
     found, following = {}, wire.HELD_FIRST

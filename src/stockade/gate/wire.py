@@ -77,8 +77,8 @@ PLAN_HEADER_SIZE, PLAN_RECORD_SIZE = 24, 24
     OP_NAMESPACES, OP_HOSTNAME, OP_ROOT, OP_DIR, OP_FILE, OP_LINK, OP_BIND, OP_SCRATCH, OP_PROC, OP_PTS,
     OP_OVERLAY, OP_SHOW, OP_VIEW, OP_PIVOT, OP_KEYRING, OP_RLIMIT, OP_PRIVILEGES, OP_LANDLOCK, OP_GRANT,
     OP_SECCOMP, OP_MASK, OP_CGROUP, OP_IMAGE, OP_HELPER, OP_DEVICES, OP_PORT, OP_OBSERVE,
-    OP_END,
-) = range(1, 29)  # fmt: skip
+    OP_PLACE, OP_END,
+) = range(1, 30)  # fmt: skip
 OBSERVE_REFUSALS, OBSERVE_EVERYTHING = 1, 2
 OBSERVATIONS_MAGIC = "STKOBSV1"
 OBSERVATIONS_SIZE, OBSERVATIONS_HEADER_SIZE, OBSERVATION_SIZE = 16 << 20, 32, 32
@@ -86,6 +86,7 @@ OBSERVATIONS_SIZE, OBSERVATIONS_HEADER_SIZE, OBSERVATION_SIZE = 16 << 20, 32, 32
     OBSERVED_PROGRAM, OBSERVED_READ, OBSERVED_WRITE, OBSERVED_CREATE, OBSERVED_REMOVE, OBSERVED_RENAME,
     OBSERVED_EXECUTE, OBSERVED_CONNECT, OBSERVED_BIND, OBSERVED_CALL,
 ) = range(10)  # fmt: skip
+STAGING = "/dev/pts"
 MAPS_EVERY_ID, MADE_BY_HELPER, JOINS_NETWORK, FEW_MEMBERSHIPS = 1, 2, 4, 8
 #: How many groups of IPv4 a socket may join with FEW_MEMBERSHIPS.
 MOST_MEMBERSHIPS = 4
@@ -99,7 +100,7 @@ SOURCE_ALONE = 1 << 31
 OPERATIONS = (
     "plan", "namespaces", "hostname", "root", "dir", "file", "link", "bind", "scratch", "proc", "pts",
     "overlay", "show", "view", "pivot", "keyring", "rlimit", "privileges", "landlock", "grant", "seccomp",
-    "mask", "cgroup", "image", "helper", "devices", "port", "observe",
+    "mask", "cgroup", "image", "helper", "devices", "port", "observe", "place",
 )  # fmt: skip
 
 #: struct resident_request, struct reply, struct request, struct exec_body, struct plan_header,

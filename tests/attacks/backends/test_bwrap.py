@@ -27,7 +27,7 @@ from attacks.arena import IS_ROOT, PYTHON, inside
 from stockade import Policy, SetupError
 from stockade.gate import client
 from stockade.gate import operations as ops
-from stockade.gate.bwrap_operations import Devices, Helper
+from stockade.gate.bwrap_operations import Devices, Helper, Placement
 from stockade.runs import prepare
 from support import bubblewraps, leaks
 from support.bubblewraps import NEW, OLD
@@ -52,7 +52,7 @@ Order = Callable[[int, int, list[str]], None]
 #: Without these every wall stands: where it begins, and what is the same without being said.
 NO_WALLS = {"--chdir", "--uid", "--gid", "--cap-drop", "--perms 0755"}
 #: Of these each is another.
-BY_OPERAND = ("--remount-ro", "--perms")
+BY_OPERAND = ("--remount-ro", "--perms", "--tmpfs")
 
 
 @pytest.fixture(params=[OLD, NEW])
@@ -181,15 +181,65 @@ def test_what_was_led_elsewhere_meanwhile_is_noticed(
     assert tried == 5
 
 
+#: What another sandbox in the same workspace does while bubblewrap starts, here at the best moment for it.
+SWAP = """#!/bin/sh
+[ "$1" = --args ] && {{ mv {place} {place}.aside; ln -s {target} {place}; }}
+exec {real} "$@"
+"""
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A directory of the host that no policy names."""
+    directory = tmp_path / "victim"
+    directory.mkdir()
+    return directory
+
+
+def test_a_link_that_is_swapped_in_makes_bubblewrap_change_the_host(
+    version: str, workspace: Path, victim: Path
+) -> None:
+    """The control of the tests below: bubblewrap follows the link to where it keeps the host's root."""
+    (workspace / "x").symlink_to(f"/oldroot{victim}")
+    nested = ["--bind", str(workspace), "/w", "--bind", str(workspace), "/w/x/.git", "--dir", "/w/x/made"]
+    command = [bubblewraps.program(version), "--unshare-user", "--ro-bind", "/usr", "/usr", *nested, "true"]
+    subprocess.run(command, capture_output=True, check=False)
+    assert set(os.listdir(victim)) == {".git", "made"}
+
+
+@pytest.mark.parametrize(("version", "mode"), [(OLD, "rw"), (NEW, "rw"), (NEW, "overlay")])
+def test_a_link_that_is_swapped_in_leads_no_mount_to_the_host(
+    version: str, mode: str, workspace: Path, victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, real = workspace / "x", bubblewraps.program(version)
+    (place / "out").mkdir(parents=True)
+    rule = {"path": str(workspace), "mode": mode}
+    wanted = Policy(backend="bwrap", workspace=rule, write=[str(place / "out")], protect=[], toolchain=False)
+    bubblewraps.use(real, monkeypatch)
+    stockade.run(["touch", "x/out/new"], wanted, on_exit="discard").check()
+    assert (place / "out/new").exists()
+    swapping = tmp_path / "bwrap"
+    for target in (f"/oldroot{victim}", victim, f"/newroot{victim}"):
+        swapping.write_text(SWAP.format(place=place, target=target, real=real))
+        swapping.chmod(0o755)
+        bubblewraps.use(swapping, monkeypatch)
+        with pytest.raises(SetupError) as refused:
+            stockade.run(["true"], wanted, on_exit="discard")
+        assert os.listdir(victim) == [] and "symbolic link" in str(refused.value)
+        place.unlink()
+        (workspace / "x.aside").rename(place)
+
+
 def test_the_gate_leaves_out_nothing_of_what_is_its_own(
     out: Path, sabotaged_gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (out / ".git/hooks").mkdir(parents=True)
     policy = Policy(backend="bwrap", write=[str(out)], toolchain=False)
     client.shutdown()
     monkeypatch.setattr("stockade.gate.executable", lambda: str(sabotaged_gate))
     prepared = prepare.prepare(policy)
     prepared.close(discard=True)
-    kinds = (Devices, ops.JoinCgroup, ops.Limit, ops.Privileges, ops.LandlockRules, ops.BindGrant)
+    kinds = (Devices, Placement, ops.JoinCgroup, ops.Limit, ops.Privileges, ops.LandlockRules, ops.BindGrant)
     try:
         for index, op in [(9999, None), *enumerate(prepared.plan.ops)]:
             if op is None or isinstance(op, kinds):

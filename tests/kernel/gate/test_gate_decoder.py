@@ -356,7 +356,7 @@ def policies(workspace: Path, tmp_path: Path) -> list[Policy]:
         Policy(limits={"disk": "1M"}),
         Policy(backend="landlock", accept=["files", "processes", "devices"], read=[str(tmp_path / "data")]),
         *(
-            [Policy(backend="bwrap", workspace=str(workspace), read=[str(tmp_path / "data")])]
+            [Policy(backend="bwrap", workspace=str(workspace), write=[str(workspace / ".vscode")])]
             if host(helpers=True).has("bwrap.overlay")
             else []
         ),

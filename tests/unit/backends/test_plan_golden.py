@@ -19,7 +19,7 @@ from stockade.backends.native import NativeInputs
 from stockade.backends.observed_plan import observed
 from stockade.backends.plan_parts import SystemPath
 from stockade.gate import operations as ops
-from stockade.gate.bwrap_operations import Helper
+from stockade.gate.bwrap_operations import Helper, Placement
 from support.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "fixtures" / "golden"
@@ -201,6 +201,30 @@ def test_the_plan_is_as_written_down(name: str) -> None:
 
 def test_there_is_no_file_for_a_plan_that_is_not_compiled() -> None:
     assert {file.stem for file in GOLDEN.glob("plan-*.txt")} == {f"plan-{name}" for name in PLANS}
+
+
+def test_bubblewrap_gets_no_destination_in_a_tree_of_the_host() -> None:
+    """It follows links, and would change the host where another program swaps one in."""
+    nested = changed(
+        grants=(
+            (PROJECT, "overlay", True, 'workspace = "."'),
+            (f"{PROJECT}/out", "write", True, 'write = "out"'),
+            (f"{PROJECT}/out/deep/in", "read", True, 'read = "out/deep/in"'),
+            ("/home/ada/lib", "read", True, 'read = "~/lib"'),
+            ("/home/ada/lib/file", "read", False, 'read = "~/lib/file"'),
+        ),
+        protected=(f"{PROJECT}/out/.git/hooks",),
+        layer="/state/workspaces/0123456789ab",
+        trust=("/state/trust", ("/usr/share/bundle.pem",)),
+    )
+    for inputs in (nested, CASES["rw"]):
+        plan = bwrap.compile_plan(bwrap.BwrapInputs(inputs, "/usr/bin/bwrap", "bubblewrap 0.11.0", "/empty"))
+        trees = {op.path for op in plan.ops if isinstance(op, bwrap.HOST_TREES)}
+        inner = {path for path in trees for tree in trees if path.startswith(f"{tree}/")}
+        assert len(inner) >= 5 and inner == {op.path for op in plan.ops if isinstance(op, Placement)}
+        helper = next(op for op in plan.ops if isinstance(op, Helper))
+        told = set(helper.arguments) - {op.target for op in plan.ops if isinstance(op, ops.Symlink)}
+        assert not [word for word in told for tree in trees if word.startswith(f"{tree}/")]
 
 
 def test_compiling_does_not_look_at_the_host() -> None:

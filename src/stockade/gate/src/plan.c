@@ -34,6 +34,7 @@ static const struct shape {
 	[OP_MASK] = {"mask", 3, 3, PATHS},
 	[OP_HELPER] = {"helper", 0, 1, ONCE | BLOB, HELPED | ONLY_HELPED},
 	[OP_DEVICES] = {"devices", 1, 3, PATHS | ONCE, HELPED | ONLY_HELPED},
+	[OP_PLACE] = {"place", 1, 3, PATHS, HELPED | ONLY_HELPED},
 	[OP_CGROUP] = {"cgroup", 0, 1, AHEAD | PLAIN, HELPED},
 	[OP_PIVOT] = {"pivot", 0, 4, ONCE | NEEDED | AHEAD, HELPED},
 	[OP_KEYRING] = {"keyring", 0, 5, ONCE | AHEAD | PLAIN, HELPED},

@@ -242,6 +242,7 @@ enum op_type {
 	OP_PORT,       /* a: network rights, b: the TCP port that they are granted for */
 	OP_OBSERVE,    /* blob: the filter that says what is refused; a: OBSERVE_REFUSALS or OBSERVE_EVERYTHING, b: length;
 			  the last descriptor of the launch is the memory for struct observations */
+	OP_PLACE,      /* path; a: the number in STAGING of the mount that a helper made for it */
 	OP_END
 };
 
@@ -281,6 +282,9 @@ struct observation {
 	uint16_t target, other; /* lengths */
 };
 _Static_assert(sizeof(struct observation) == OBSERVATION_SIZE, "struct observation");
+
+/* Where a helper mounts, in private memory over the pseudo-terminals, what the usher then moves to its place. */
+#define STAGING "/dev/pts"
 
 #define MAPS_EVERY_ID 1u
 /* A helper executes the plan as far as the pivot, and loads the filter; the gate confirms what it did. */

@@ -20,6 +20,11 @@ HINTS = {
         "grant",
         errno.ELOOP,
     ): "it, or a directory on the way, was replaced by a link after Stockade looked it up: try again",
+    ("place", errno.ENOENT): "it was removed after Stockade looked it up: try again",
+    (
+        "place",
+        errno.ELOOP,
+    ): "it, or a directory on the way, was replaced by a link after Stockade looked it up: try again",
     ("bind", errno.ESTALE): "another file has replaced it since Stockade looked it up: try again",
     (
         "overlay",
