@@ -22,6 +22,7 @@ from stockade.egress.network_budget import NetworkBudget
 from stockade.egress.outgoing_connections import OutgoingConnections
 from stockade.egress.relay import PipePool, Relay
 from stockade.egress.termination.connection import TerminatedConnection, serve_plain
+from stockade.egress.termination.messages import pass_unchanged
 from stockade.policy.net_rule_set import NetDecision
 
 TYPE_CHECKING = False
@@ -101,7 +102,9 @@ class ConnectionServers:
             ends = await self._terminated(connection, destination, rule)
         finally:
             held.add(-amount)
-        await ends.run(partial(serve_plain, name, port, first))
+        # Where there are secrets, requests are judged, so there is what searches the answers.
+        exchange = pass_unchanged if self._termination is None else self._termination.exchange
+        await ends.run(partial(serve_plain, name, port, first, exchange))
 
     async def _serve_other(
         self, connection: socket.socket, destination: Destination, rule: int, *, looks: bool

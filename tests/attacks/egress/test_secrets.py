@@ -149,7 +149,7 @@ def test_a_value_that_a_server_sends_back_is_masked(reach: Reach, token: Path, k
 
 
 #: Where the same server answers too: without TLS, at other ports, by another name.
-DOORS = [(BOUND, 443), (BOUND, 80), (BOUND, 8080), (BOUND, 8443), (OTHER, 443)]
+DOORS = [(BOUND, 443), (BOUND, 80), (BOUND, 8080), (BOUND, 8443), (OTHER, 443), (OTHER, 80)]
 TOKEN = "ghp_Real5f2d8A91c7E34b60"
 
 
@@ -167,9 +167,12 @@ def test_a_value_does_not_come_back_through_another_door(reach: Reach, token: Pa
     first, *outside = reach.outside("placeholder", requests, TOKEN, str(reach.internet.bundle))
     assert "stored" in first and all(TOKEN in one for one in outside if "gzip" not in one), outside
     stored.write_text("")
-    net = ["* https://*.good.example/**", f"* http://{BOUND}/**", f"* http://{BOUND}:8080/**"]
+    net = [
+        "* https://*.good.example/**", f"* http://{BOUND}/**", f"* http://{BOUND}:8080/**",
+        f"* https://{BOUND}:8443/**", f"{OTHER}:80",
+    ]  # fmt: skip
     found = reach.inside(
-        "placeholder", requests, net=[*net, f"* https://{BOUND}:8443/**"],
+        "placeholder", requests, net=net,
         secrets={"API_KEY": {"from_file": str(token), "hosts": [BOUND]}},
         net_roots=str(reach.internet.bundle),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from stockade.egress.termination.http1_connection import ClientGoneError, Http1C
 from stockade.egress.termination.http1_heads import refusal, refusal_text
 from stockade.egress.termination.http1_upstream import Http1Upstream
 from stockade.egress.termination.judge import HostJudge, JudgedRequest
-from stockade.egress.termination.messages import HttpExchange
+from stockade.egress.termination.messages import HttpExchange, RequestHead
 from stockade.egress.termination.reader import StreamReader
 
 #: How long a program may take to read why it was refused.
@@ -161,7 +161,13 @@ class TerminatedConnection:
         self.record.add(0, amount)
 
 
-async def serve_plain(host: str, port: int, first: bytearray, ends: TerminatedConnection) -> None:
+async def serve_plain(
+    host: str,
+    port: int,
+    first: bytearray,
+    exchange: Callable[[RequestHead], HttpExchange],
+    ends: TerminatedConnection,
+) -> None:
     """Serve a connection for which a rule allows every request to one host; `first` was read already.
 
     A request that is refused ends the connection, so that the record of the connection says why.
@@ -178,11 +184,4 @@ async def serve_plain(host: str, port: int, first: bytearray, ends: TerminatedCo
 
     upstream = Http1Upstream(dial, ends.counted(ByteStream(ends.loop, ends.outside)), judge.authority)
     client = ends.reader(ByteStream(ends.loop, ends.inside), first)
-    await ends.serve_http1(Http1Connection(client, upstream, judge, _pass_through, report))
-
-
-_UNCHANGED = HttpExchange()
-
-
-def _pass_through(_: object) -> HttpExchange:
-    return _UNCHANGED
+    await ends.serve_http1(Http1Connection(client, upstream, judge, exchange, report))

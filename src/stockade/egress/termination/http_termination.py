@@ -28,7 +28,7 @@ from stockade.egress.termination.http1_heads import refusal, refusal_text
 from stockade.egress.termination.http1_upstream import Http1Upstream
 from stockade.egress.termination.http2_connection import Http2Connection
 from stockade.egress.termination.judge import JudgedRequest, RequestJudge, RequestRules
-from stockade.egress.termination.messages import HttpExchange, RequestHead
+from stockade.egress.termination.messages import HttpExchange, RequestHead, pass_unchanged
 from stockade.egress.termination.streams import (
     HTTP1,
     HTTP2,
@@ -70,7 +70,7 @@ class HttpTermination:
             client_context(x509.load_pem_x509_certificates(roots)) if roots else SYSTEM_CONTEXT
         )
         #: What an allowed request and its response pass through.
-        self.exchange: Callable[[RequestHead], HttpExchange] = lambda _: _PASSED
+        self.exchange: Callable[[RequestHead], HttpExchange] = pass_unchanged
 
     async def hello(self, connection: socket.socket, name: str) -> list[bytes]:
         """Look at a program's TLS hello without taking it; return the protocols that it offers."""
@@ -153,6 +153,5 @@ class HttpTermination:
         self.records.request(place.name, place.port, judged.shown, reason=judged.reason, rule=judged.rule)
 
 
-_PASSED = HttpExchange()
 # Loads, in the template, what the libraries load when they are used first. These keys are never used.
 CertificateAuthority().certificate_for("localhost")

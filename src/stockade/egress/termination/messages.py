@@ -82,3 +82,11 @@ class HttpExchange:
     def upgraded_data(self, data: bytes) -> bytes:
         """Return what the program gets of the server's bytes after an upgrade; nothing is held back."""
         return data
+
+
+_UNCHANGED = HttpExchange()
+
+
+def pass_unchanged(_: RequestHead) -> HttpExchange:
+    """Return the exchange of a sandbox without secrets: everything passes as it is."""
+    return _UNCHANGED
