@@ -96,18 +96,18 @@ class TestFilesOfALivingSandbox:
         said = looked(
             workspace,
             f"""
-deep = "/tmp/x" + "/" + "/".join(["d" * 255] * {nested})
+deep = "/tmp/t/x" + "/" + "/".join(["d" * 255] * {nested})
 with Sandbox(Policy(workspace=tree)) as box:
-    for place, kind in (("/tmp/x", "links"), ("/tmp/y", "directories")):
+    for place, kind in (("/tmp/t/x", "links"), ("/tmp/t/y", "directories")):
         made = [place, kind, "{many}", "{nested}", "255"]
         assert box.run(["/usr/bin/python3", "-c", NAMES, *made]).ok
     short = lambda found: (len(found), found.cut[:400])
     measured("list", lambda: short(box.files.list(deep)))
-    measured("search", lambda: short(box.files.search("**", "/tmp")))
-    measured("search in vain", lambda: short(box.files.search("**/nothing", "/tmp")))
-    measured("move", lambda: box.files.move("/tmp/y", "y"))
-    measured("remove", lambda: [box.files.remove(one, recursive=True) for one in ("/tmp/x", "/tmp/y")])
-    measured("what is left", lambda: box.run(["sh", "-c", "ls -d /tmp/x /tmp/y y | wc -l"]).text.strip())
+    measured("search", lambda: short(box.files.search("**", "/tmp/t")))
+    measured("search in vain", lambda: short(box.files.search("**/nothing", "/tmp/t")))
+    measured("move", lambda: box.files.move("/tmp/t/y", "y"))
+    measured("remove", lambda: [box.files.remove(one, recursive=True) for one in ("/tmp/t/x", "/tmp/t/y")])
+    measured("what is left", lambda: box.run(["sh", "-c", "ls -d /tmp/t/x /tmp/t/y y | wc -l"]).text.strip())
 """,
         )
         for name in ("list", "search"):
@@ -121,11 +121,11 @@ with Sandbox(Policy(workspace=tree)) as box:
             workspace,
             """
 with Sandbox(Policy(workspace=tree)) as box:
-    assert box.run(["/usr/bin/python3", "-c", NAMES, "/tmp/x", "", "0", "1600", "1"]).ok
-    measured("search", lambda: box.files.search("**/nothing", "/tmp").cut)
-    measured("move", lambda: box.files.move("/tmp/x", "x"))
-    measured("remove", lambda: box.files.remove("/tmp/x", recursive=True))
-    measured("what is left", lambda: box.run(["sh", "-c", "ls -dA /tmp/x .??* * | wc -l"]).text.strip())
+    assert box.run(["/usr/bin/python3", "-c", NAMES, "/tmp/t/x", "", "0", "1600", "1"]).ok
+    measured("search", lambda: box.files.search("**/nothing", "/tmp/t").cut)
+    measured("move", lambda: box.files.move("/tmp/t/x", "x"))
+    measured("remove", lambda: box.files.remove("/tmp/t/x", recursive=True))
+    measured("what is left", lambda: box.run(["sh", "-c", "ls -dA /tmp/t/x .??* * | wc -l"]).text.strip())
 """,
         )
         assert "cannot be searched" in said["search"] and len(said["search"]) < 400

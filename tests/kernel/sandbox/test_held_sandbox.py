@@ -95,7 +95,7 @@ async def test_everything_inside_ends_with_a_killed_holder(stockade_home: Path) 
 async def test_a_cancelled_call_ends_its_command() -> None:
     async with held() as box:
         running = asyncio.ensure_future(box.run(["sh", "-c", "echo $$ > /tmp/pid; exec sleep 60"]))
-        while not [one for one in await box.list("/tmp") if one.size]:
+        while not [one for one in await box.list("/tmp") if one.path == "/tmp/pid" and one.size]:
             await asyncio.sleep(0.02)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
