@@ -251,18 +251,11 @@ def test_nothing_inside_has_the_value_or_the_key_of_the_authority(
 ) -> None:
     secret = {"from_file": str(token), "hosts": [BOUND], "inside": "both"}
     halves = VALUE[:9], VALUE[9:]
-    assert str(token) in _hunt_outside(reach, token, *halves)
+    assert reach.outside("value_hunt", *halves, str(token.parent)) == [str(token)]
+    told = reach.inside("value_hunt", *halves, net=[], env={"TOLD": VALUE}).verdict
+    assert told[0] == "environ" and told[-1].startswith("/proc/"), "it finds what is there"
     found = reach.inside("value_hunt", *halves, net=NET, secrets={"API_KEY": secret})
     assert found.verdict == []
-
-
-def _hunt_outside(reach: Reach, token: Path, *halves: str) -> Any:
-    from attacks import arena
-
-    command, _ = arena.command_of("value_hunt", *halves)
-    done = reach.internet.outside(command, env={"HOME": str(token.parent)})
-    assert done.returncode == 0, done.stderr
-    return arena.verdict_of(done.stdout.encode())
 
 
 @pytest.mark.parametrize("words", [("run", "--", "true"), ("plan", "--", "true")])
