@@ -26,7 +26,8 @@ import pyte
 STOCKADE = str(Path(sys.executable).with_name("stockade"))
 #: Stands in no output.
 END = b"\x1b]7;the-end-of-this-test\x07"
-PATIENCE = 10.0
+#: Far more than a busy machine takes: nothing that passes waits for so long.
+PATIENCE = 60.0
 
 
 class _Screen(pyte.Screen):
