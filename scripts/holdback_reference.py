@@ -1,7 +1,7 @@
-"""Writes docs/reference/holdback.md from the table, so that page and code agree.
+"""Writes docs/reference/holdback.md and holdback-references.md from the tables, so that pages and code agree.
 
-python scripts/holdback_reference.py           write it
-python scripts/holdback_reference.py --check   exit code 1 if it is stale
+python scripts/holdback_reference.py           write them
+python scripts/holdback_reference.py --check   exit code 1 if one is stale
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from pathlib import Path
 
 from stockade.policy.holdback_lookup import PACKAGES
 from stockade.policy.holdback_table import BESIDE_SCRIPTS, CACHES, OBEYED, RUNS, ToolFile
-from stockade.workspace.holdback.references import SOURCES
+from stockade.workspace.holdback.reference_sources import NOT_FOLLOWED, SOURCES
+from stockade.workspace.holdback.references import EVALUATED
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "holdback.md"
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 
 HEAD = """\
 # What a commit holds back
@@ -50,17 +51,9 @@ progress, which restrict nothing.
 
 ## What files of yours name
 
-Some obeyed files name other files, which are then obeyed too. Stockade reads the files of **your** tree for
-such names, never those that the program left. It holds back what they name, and says which file names it:
-
-{sources}
-
-Stockade follows imports and sourced files in turn, five deep. It looks at the workspace (the 5,000
-directories nearest to its top, without packages), the directories above it, and your home; `stockade diff`
-looks only above the changes that it shows. It reads no file of more than 256 KiB, and at most 500 files and
-5,000 names; if there are more, the commit says so. It does not follow what a script runs in turn, tools
-that a command finds by name (`make`, `npm run`), patterns such as `@docs/*.md`, or documents that
-instructions only mention.
+Some obeyed files name other files, which are then obeyed too: `CLAUDE.md` imports `@docs/rules.md`, `.envrc`
+evaluates `devbox.json`. A commit holds those back as well: see [Files that your files
+name](holdback-references.md).
 
 ## Compiled code in caches: left out
 
@@ -96,24 +89,60 @@ Files that only choose between versions of a tool (`.nvmrc`, `.java-version`) ar
 table is not complete: a tool that it does not name may still run or obey a file.
 """
 
+REFERENCES = """\
+# Files that your files name
+
+`scripts/holdback_reference.py` makes this page from `src/stockade/workspace/holdback/reference_sources.py`.
+
+Some files that [your tools obey](holdback.md) name other files, which are then obeyed too. Stockade reads
+the files of **your** tree for such names, never those that the program left. It holds back what they name,
+and says which file names it:
+
+{sources}
+
+A command of a shell also names the files that its program evaluates: with `use devbox` or `eval "$(devbox
+shellenv)"` in an `.envrc`, direnv runs what `devbox.json` says at your next `cd`. Stockade knows the files
+of {evaluated}.
+
+Stockade follows imports, sourced files, and what these programs evaluate in turn, five deep. It looks at
+the workspace (the 5,000 directories nearest to its top, without packages), the directories above it, and
+your home; `stockade diff` looks only above the changes that it shows. It reads no file of more than 1 MiB,
+and at most 1,000 files and 10,000 names; if there are more, the commit says so. It does not follow what a
+script runs in turn, tools that a command finds by name in a hook of git or of an agent (`make`, `npm run`),
+patterns such as `@docs/*.md`, or documents that instructions only mention.
+
+It does not read the files of these tools for names:
+
+{unread}
+"""
+
 #: What is looked for in each kind of file that names others.
 HOW = {
     "imports": "imports (`@docs/rules.md`) in",
-    "shell": "sourced files, scripts, directories of PATH and `use flake` in",
+    "shell": "sourced files, scripts, directories of PATH and what is evaluated, as in `use flake`, in",
+    "hook": "scripts and sourced files in",
     "json": "commands, arguments and instructions in",
     "toml": "commands and environment files in",
     "yaml": "commands in",
+    "pipeline": "included definitions (`uses: ./ci/x`, `include`, `template`), but not scripts, in",
+    "words": "everything that looks like a path in",
 }
 
 
-def page() -> str:
-    """The whole page."""
-    packages = ", ".join(f"`{name}`" for name in sorted(PACKAGES))
+def references_page() -> str:
+    """The page about files that name others."""
     sources = "\n".join(
         f"- {HOW[kind]}: {', '.join(f'`{name}`' for name in names.split())}"
         for kind, names in SOURCES.items()
     )
-    head = HEAD.replace("{packages}", packages).replace("{sources}", sources)
+    evaluated = ", ".join(f"`{name}`" for name in sorted(EVALUATED))
+    page = REFERENCES.replace("{sources}", sources).replace("{evaluated}", evaluated)
+    return page.replace("{unread}", "\n".join(_unread()))
+
+
+def table_page() -> str:
+    """The page with the table."""
+    head = HEAD.replace("{packages}", ", ".join(f"`{name}`" for name in sorted(PACKAGES)))
     lines = [head.replace("{caches}", "\n".join(_table(CACHES)))]
     lines += ["## Obeyed unasked: held back", "", *_table(OBEYED), ""]
     lines += ["## Runs at your next command: shown first", "", *_table(RUNS), ""]
@@ -128,6 +157,14 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _unread() -> Iterator[str]:
+    """The files that are not read for names, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for pattern, reason in NOT_FOLLOWED.items():
+        reasons.setdefault(reason, []).append(f"`{pattern}`")
+    yield from (f"- {', '.join(patterns)}: {reason}" for reason, patterns in reasons.items())
+
+
 def _table(entries: Sequence[ToolFile]) -> Iterator[str]:
     yield "| files | tool | what it does with them | counts | shown by |"
     yield "|---|---|---|---|---|"
@@ -139,15 +176,16 @@ def _table(entries: Sequence[ToolFile]) -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page, or say whether it is stale."""
-    made = page()
-    if "--check" in arguments:
-        stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != made
-        if stale:
-            print(f"{PAGE.name} is stale: run `python scripts/holdback_reference.py`", file=sys.stderr)
-        return int(stale)
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
+    """Write the pages, or say whether they are stale."""
+    stale = False
+    for name, text in (("holdback.md", table_page()), ("holdback-references.md", references_page())):
+        page = REFERENCE / name
+        if "--check" not in arguments:
+            page.write_text(text, encoding="utf-8")
+        elif not page.exists() or page.read_text(encoding="utf-8") != text:
+            print(f"{name} is stale: run `python scripts/holdback_reference.py`", file=sys.stderr)
+            stale = True
+    return int(stale)
 
 
 if __name__ == "__main__":

@@ -263,7 +263,7 @@ OBEYED = (
           ".lingma/ .grok/ .forge/ .conductor/ conductor.json .terragon/ terragon-setup.sh .firebender/ "
           "firebender.json .airules .ai-rules/ .mux/ .superset/ .emdash.json {,.}codebuff.json "
           ".codiumai.toml "
-          ".config/goose/ .blackboxrules",
+          ".config/goose/ .blackboxrules .refact/ .bob/ .bobrules .bobmodes .container-use/",
           "the coding agent", RULES),
     # Cloud workspaces and containers
     ToolFile(".devcontainer/ .devcontainer.json devcontainer.json", "editors",
@@ -384,6 +384,12 @@ OBEYED = (
           "the build tool", "takes options from it for every build", own=True),
     ToolFile("CMakeUserPresets.json cmake-kits.json cmake-variants.{yaml,json}", "CMake",
           "takes compilers and commands from it, also when an editor opens the project", own=True),
+    ToolFile("invoke.{yaml,yml,json}", "Invoke",
+          "takes the shell that runs its tasks from it, and where they are", own=True),
+    ToolFile(".actrc", "act", "takes options from it for every run, directories of the host to mount among them",
+          own=True),
+    ToolFile(".turbo/config.json", "Turborepo", "fetches the results of builds where it says, and uses them",
+          own=True),
     ToolFile("ansible.cfg .ansible.cfg .ansible/", "Ansible",
           "loads the plugins that it names from the directory"),
     ToolFile(".terraform/ override.tf *_override.tf", "Terraform",

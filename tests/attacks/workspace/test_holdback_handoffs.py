@@ -5,6 +5,7 @@ The controls copy the layer by hand, or remove the file by hand, and let the rea
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -337,6 +338,41 @@ class TestFilesThatObeyedFilesName:
         by_hand(left)
         sh("direnv export bash", workspace, HOME=home)
         assert list(workspace.rglob("payload")), "the control: copied by hand, direnv runs it unasked"
+
+    @pytest.mark.parametrize(
+        ("envrc", "name", "before", "after"),
+        [
+            ('eval "$(make -s env)"', "Makefile", "env:\n\t@echo A=1\n", "env:\n\t@touch payload\n"),
+            (
+                'eval "$(devbox shellenv --init-hook)"',
+                "devbox.json",
+                '{"shell": {"init_hook": "echo"}}',
+                '{"shell": {"init_hook": "touch payload"}}',
+            ),
+        ],
+    )
+    def test_direnv_would_run_what_its_managers_of_environments_evaluate(
+        self, workspace: Path, envrc: str, name: str, before: str, after: str
+    ) -> None:
+        need(shutil.which("direnv") is not None, "direnv")
+        need(shutil.which("make") is not None, "make")
+        home, programs = workspace.parent / "home", workspace.parent / "programs"
+        programs.mkdir()
+        # Prints the hook for direnv to evaluate, as devbox does.
+        program = r"""sed 's/.*init_hook": "\([^"]*\).*/\1/' devbox.json"""
+        (programs / "devbox").write_text(f"#!/bin/sh\n{program}\n")
+        (programs / "devbox").chmod(0o755)
+        environment = {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}"}
+        (workspace / name).write_text(before)
+        (workspace / ".envrc").write_text(f"{envrc}\n")
+        sh("direnv allow .", workspace, **environment)
+        left = worked(workspace, 'printf %s "$2" > "$1"', name, after)
+        assert held(left) == {name: "executes"}
+        sh("direnv export bash", workspace, **environment)
+        assert not (workspace / "payload").exists()
+        by_hand(left)
+        sh("direnv export bash", workspace, **environment)
+        assert (workspace / "payload").exists(), "the control: copied by hand, it runs at the next cd"
 
     def test_of_the_users_own_settings_count(self, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fill(workspace)

@@ -2,15 +2,18 @@
 
 CLAUDE.md imports `@docs/rules.md`, .envrc sources env.d/x, a hook of .claude/settings.json runs
 tools/start.sh: a program that writes those files controls the agent or the shell as much as one that writes
-the first. So we read the files in `SOURCES`, as the host has them and never as the program left them: in
-directories of the workspace, in those above it, and in the user's home. We follow imports of instructions
-and sourced files in turn, but neither scripts nor tools that a command finds by name (`make`, `npm run`).
-We execute nothing. A repository may be hostile before any program ran in it, so there are limits for each
+the first. So we read the files in `reference_sources`, as the host has them and never as the program left
+them: in directories of the workspace, in those above it, and in the user's home. We follow imports of
+instructions, sourced files and what managers of environments evaluate (`use flake`, `devbox shellenv`) in
+turn, but not scripts, and of the tools that a command finds by name only those in `EVALUATED`. We execute
+nothing. A repository may be hostile before any program ran in it, so there are limits for each
 file and for all of them together.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import functools
 import os
 import re
 import stat
@@ -20,33 +23,27 @@ from typing import Any, NamedTuple
 
 from stockade.policy import holdback_lookup
 from stockade.workspace.holdback.aliases import SKIPPED
+from stockade.workspace.holdback.reference_sources import SOURCES
 from stockade.workspace.version_control.hook_paths import HookPaths, Lead, index_leads
 from stockade.workspace.version_control.repositories import small
 
 #: Limits: bytes of one file and of all, number of files, depth of imports, number of names.
-LARGEST, MOST_BYTES, MOST_FILES, DEEPEST, MOST_NAMES = 256 << 10, 4 << 20, 500, 5, 5_000
+LARGEST, MOST_BYTES, MOST_FILES, DEEPEST, MOST_NAMES = 1 << 20, 8 << 20, 1_000, 5, 10_000
+#: How many words of a file without a known format are taken for names.
+MOST_WORDS = 1_000
 #: How many directories to search, those nearest to the top first: some 20 µs for each.
 MOST_PLACES = 5_000
 
-#: Which files to read, by the parser for them.
-SOURCES = {
-    "imports": "CLAUDE.md CLAUDE.local.md .claude/CLAUDE.md AGENTS.md AGENTS.override.md GEMINI.md QWEN.md "
-    ".github/copilot-instructions.md",
-    "shell": ".envrc",
-    "json": ".claude/settings.json .claude/settings.local.json .mcp.json .cursor/mcp.json .cursor/hooks.json "
-    ".vscode/mcp.json .gemini/settings.json .qwen/settings.json .codex/hooks.json opencode.json "
-    "opencode.jsonc .devcontainer/devcontainer.json .devcontainer.json",
-    "toml": ".codex/config.toml mise.toml .mise.toml mise.local.toml",
-    "yaml": ".pre-commit-config.yaml .pre-commit-config.yml lefthook.yml .lefthook.yml lefthook.yaml",
-}
 #: Keys of JSON and TOML whose strings are commands, arguments or files.
 KEYS = frozenset({
     "hooks", "command", "args", "statusLine", "apiKeyHelper", "awsAuthRefresh", "awsCredentialExport",
     "otelHeadersHelper", "instructions", "contextFileName", "fileName", "notify", "model_instructions_file",
     "experimental_instructions_file", "initializeCommand", "onCreateCommand", "updateContentCommand",
     "postCreateCommand", "postStartCommand", "postAttachCommand", "dockerFile", "dockerfile",
-    "dockerComposeFile", "_",
+    "dockerComposeFile", "_", "init_hook", "include", "env_file",
 })  # fmt: skip
+#: What ends the keys of editors' settings whose strings are programs.
+PROGRAM_KEYS = ("path", "command", "interpreter", "executable", "tsdk", "binary")
 #: Keys of YAML whose values are names, patterns and versions.
 NO_COMMANDS = frozenset({
     "repo", "rev", "id", "name", "alias", "description", "files", "exclude", "types", "types_or",
@@ -62,16 +59,41 @@ BEFORE_COMMANDS = frozenset({
     "while", "until",
 })  # fmt: skip
 INTERPRETERS = re.compile(r"(ba|da|z|k)?sh|python[\d.]*|node|ruby|perl|deno|bun|php|lua|fish")
-#: The files that direnv's `use` evaluates.
-USES = {
-    "flake": ("flake.nix", "flake.lock"),
-    "nix": ("shell.nix", "default.nix"),
-    "devenv": ("devenv.nix", "devenv.yaml", "devenv.lock"),
-}
+#: By the word after direnv's `use` and `layout`, and by the program: the files of the project that it
+#: evaluates, or whose commands it runs, before the shell goes on.
+_NIX, _FLAKE = ("shell.nix", "default.nix"), ("flake.nix", "flake.lock")
+_CONDA, _MAKE = ("environment.yml", "environment.yaml"), ("Makefile", "makefile", "GNUmakefile")
+_PACKAGE = ("package.json",)
+_COMPOSE = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
+EVALUATED: dict[str, tuple[str, ...]] = {
+    "flake": _FLAKE, "nix": (*_NIX, *_FLAKE), "nix-shell": _NIX, "nix-build": _NIX, "lorri": _NIX,
+    "devenv": ("devenv.nix", "devenv.yaml", "devenv.lock", "devenv.local.nix"),
+    "devbox": ("devbox.json", "devbox.lock"),
+    "guix": ("guix.scm", "manifest.scm", "channels.scm"),
+    "pixi": ("pixi.toml", "pixi.lock", "pyproject.toml"),
+    "conda": _CONDA, "mamba": _CONDA, "micromamba": _CONDA, "anaconda": _CONDA,
+    "poetry": ("pyproject.toml", "poetry.lock"), "pdm": ("pyproject.toml", "pdm.lock"),
+    "pipenv": ("Pipfile", "Pipfile.lock"), "uv": ("pyproject.toml", "uv.lock"),
+    "hatch": ("pyproject.toml", "hatch.toml"), "asdf": (".tool-versions",), "aqua": ("aqua.yaml",),
+    "bundle": ("Gemfile", "Gemfile.lock"), "cargo": ("Cargo.toml", "build.rs"),
+    "make": _MAKE, "gmake": _MAKE, "just": ("justfile", ".justfile"),
+    "task": ("Taskfile.yml", "Taskfile.yaml"),
+    "npm": _PACKAGE, "npx": _PACKAGE, "pnpm": _PACKAGE, "yarn": _PACKAGE, "bun": _PACKAGE,
+    "docker": _COMPOSE, "docker-compose": _COMPOSE, "podman-compose": _COMPOSE,
+    "nox": ("noxfile.py",), "tox": ("tox.ini",), "invoke": ("tasks.py",), "inv": ("tasks.py",),
+}  # fmt: skip
+#: How such a file is read for the names of others, by its name or its ending.
+EVALUATED_KINDS = {
+    "devbox.json": "json", "devenv.yaml": "yaml", "pixi.toml": "activation", "pyproject.toml": "activation",
+    ".nix": "nix", ".scm": "nix",
+}  # fmt: skip
+#: The kinds of files of the user's own in which a relative name counts from the project.
+OF_PROJECTS = ("imports", "json", "toml", "yaml")
 
 _IMPORT = re.compile(r"""(?:^|(?<=[\s(\[{*_"'`>:,;-]))@([^\s"'`<>()\[\]{},;]+)""", re.MULTILINE)
+_HOME = re.compile(r"\$(?:HOME|\{HOME\})/")
 #: An expression for a directory at the beginning of a path.
-_VARIABLE = re.compile(r"\$\([^()]{0,200}\)/|\$?\{{1,2}[^{}]{0,100}\}{1,2}/|\$\w{1,100}/")
+_VARIABLE = re.compile(r"\$\([^()]{0,200}\)/|\$?\{{1,2}[^{}]{0,100}\}{1,2}/|\$\w{1,100}\$?/|%\w{1,100}%/")
 _WORDS = re.compile(r"""[^\s'"`;|&()<>=${}\[\],]+""")
 _COMMANDS = re.compile(r"[;&|()`\n]+")
 _ASSIGNED = re.compile(r"\w+\+?=")
@@ -79,6 +101,13 @@ _MODULE = re.compile(r"(?:^|\s)-m\s+([\w.]{1,200})")
 #: A string, which stays, or a comment, or a trailing comma.
 _JSONC = re.compile(r'("(?:[^"\\]|\\.)*(?:"|\\?\Z))|//[^\n]*|/\*.*?(?:\*/|\Z)|,(?=\s*[}\]])', re.DOTALL)
 _KEY = re.compile(r"[\w-]+")
+#: In the definition of a pipeline: what it includes by a key, as an item of a list, or by a call.
+_INCLUDED = re.compile(
+    r"""(?m)^[ \t]*(?:-[ \t]+)?(?:uses|local|template|include|import)[ \t]*:[ \t]*"""
+    r"""["']?([./\w-]+)["']?[ \t]*$"""
+    r"""|^[ \t]*(?:-|(?:-[ \t]+)?run:)[ \t]+["']?(/?[\w./-]+\.ya?ml)["']?[ \t]*$"""
+    r"""|\b(?:load|readTrusted)[ \t(]+["']([^"'\n]+)["']"""
+)
 _YAML = re.compile(r"""(\s*(?:-\s+)?)(?:["']?([\w.-]+)["']?\s*:(?:\s|$))?(.*)""")
 
 
@@ -99,8 +128,9 @@ class _Name(NamedTuple):
     name: str
     #: Whether everything below it counts.
     tree: bool = False
-    #: Whether to read it like the file that names it.
+    #: Whether to read it like the file that names it, or by which parser.
     read: bool = False
+    kind: str = ""
 
 
 def references(tree: str, directories: Iterable[str], home: str) -> HookPaths:
@@ -140,7 +170,8 @@ class _ReferenceReader:
                     if name.read and source.depth < DEEPEST:
                         # Relative names count from the real file, not from a link to it.
                         bases = (os.path.dirname(place),)
-                        pending.append(_Source(place, source.kind, bases, source.why, source.depth + 1))
+                        kind = name.kind or source.kind
+                        pending.append(_Source(place, kind, bases, source.why, source.depth + 1))
 
     def _sources(self, directories: Iterable[str]) -> Iterator[_Source]:
         above, place = list[str](), self._tree
@@ -151,13 +182,12 @@ class _ReferenceReader:
         inside = sorted(wanted, key=lambda path: (path.count("/"), path))
         if len(inside) > MOST_PLACES:
             self.unread[self._tree] = "too many directories; not all were searched for files that name others"
-        known = [(kind, name, _why(name)) for kind, names in SOURCES.items() for name in names.split()]
         for place in dict.fromkeys((*inside[:MOST_PLACES], *above, self._home)):
-            # The user's own settings apply in the project that the tool starts in.
-            own = (self._tree,) if place == self._home else ()
-            for kind, name, why in known:
+            for name, kind in _named_sources(place):
+                # The user's own settings apply in the project that the tool starts in.
+                own = (self._tree,) if place == self._home and kind in OF_PROJECTS else ()
                 path = f"{place}/{name}"
-                if os.path.isfile(path):
+                if why := _why(name):
                     yield _Source(path, kind, (place, os.path.dirname(path), *own), why)
 
     def _is_own(self, directory: str) -> bool:
@@ -190,10 +220,57 @@ class _ReferenceReader:
         yield from sorted(place for place in found if place.startswith(f"{self._tree}/"))
 
 
+@functools.cache
+def _source_patterns() -> tuple[dict[str, list[tuple[str, str]]], list[tuple[re.Pattern[str], str, str]]]:
+    """Return what follows the first name of each pattern, and its kind: by that name, or its expression."""
+    exact: dict[str, list[tuple[str, str]]] = {}
+    globs = []
+    for kind, patterns in SOURCES.items():
+        for pattern in holdback_lookup.expanded(patterns.split()):
+            first, _, rest = pattern.partition("/")
+            if "*" in first:
+                globs.append((re.compile(fnmatch.translate(first)), rest, kind))
+            else:
+                exact.setdefault(first, []).append((rest, kind))
+    return exact, globs
+
+
+def _named_sources(place: str) -> Iterator[tuple[str, str]]:
+    """Yield the regular files of `SOURCES` in a directory, relative to it, with their kinds."""
+    exact, globs = _source_patterns()
+    try:
+        entries = os.listdir(place)
+    except OSError:
+        entries = [*exact]  # a directory that may be entered, but not listed
+    for entry in sorted(entries):
+        wanted = exact.get(entry, [])
+        wanted = wanted + [(rest, kind) for form, rest, kind in globs if form.match(entry)]
+        for rest, kind in wanted:
+            for name in _matches(place, entry, rest):
+                yield name, kind
+
+
+def _matches(place: str, name: str, rest: str) -> Iterator[str]:
+    """Yield the files below a directory that match the rest of a pattern."""
+    if not rest:
+        if os.path.isfile(f"{place}/{name}"):
+            yield name
+        return
+    wanted, _, further = rest.partition("/")
+    inner = [wanted]
+    if "*" in wanted:
+        try:
+            inner = sorted(fnmatch.filter(os.listdir(f"{place}/{name}"), wanted))
+        except OSError:
+            return
+    for one in inner:
+        yield from _matches(place, f"{name}/{one}", further)
+
+
 def _why(name: str) -> str:
+    """Return what the tool does with a file; empty for one that it leaves alone, such as a hook's sample."""
     entry = holdback_lookup.obeyed(name, stat.S_IFREG)
-    assert entry is not None
-    return entry.why
+    return entry.why if entry is not None else ""
 
 
 def _imports(text: str) -> Iterator[_Name]:
@@ -202,15 +279,22 @@ def _imports(text: str) -> Iterator[_Name]:
         yield from (_Name(one, read=True) for one in {name, name.rstrip(".:!?*_")})
 
 
-def _shell(text: str) -> Iterator[_Name]:
+def _shell(text: str, *, evaluates: bool = True) -> Iterator[_Name]:
+    """Yield what a script names; `evaluates` says whether what its programs evaluate counts too."""
     for line in text.splitlines():
         if line.lstrip().startswith("#"):
             continue
-        for command in _COMMANDS.split(_VARIABLE.sub("", line)):
-            yield from _command(command.partition(" #")[0].replace('"', "").replace("'", "").split())
+        for command in _COMMANDS.split(_VARIABLE.sub("", _HOME.sub("~/", line))):
+            words = command.partition(" #")[0].replace('"', "").replace("'", "").split()
+            yield from _command(words, evaluates)
 
 
-def _command(words: list[str]) -> Iterator[_Name]:
+def _hook(text: str) -> Iterator[_Name]:
+    """Yield what a hook names. What `make` or `npm` run for it is code of the project, as in a build."""
+    return _shell(text, evaluates=False)
+
+
+def _command(words: list[str], evaluates: bool) -> Iterator[_Name]:
     """Yield the files that one shell command reads, runs or adds to PATH."""
     while words and (words[0] in BEFORE_COMMANDS or _ASSIGNED.match(words[0])):
         name, _, value = words.pop(0).partition("=")
@@ -224,12 +308,25 @@ def _command(words: list[str]) -> Iterator[_Name]:
         yield from (_Name(word, read=True) for word in files)
     elif first in PATHS:
         yield from (_Name(word, tree=True) for word in files)
-    elif first == "use":
-        yield from (_Name(name) for word in files[:1] for name in USES.get(word, ()))
+    elif first in ("use", "layout"):
+        yield from (name for word in files[:1] for name in _evaluated(word, rest))
+    elif first in EVALUATED and evaluates:
+        yield from _evaluated(first, rest)
     elif "/" in first:
         yield _Name(first)
     elif INTERPRETERS.fullmatch(first):
         yield from _words(" ".join(rest))
+
+
+def _evaluated(program: str, arguments: list[str]) -> Iterator[_Name]:
+    """Yield the files that a program evaluates: those it looks for here or where an argument says."""
+    files = EVALUATED.get(program, ())
+    values = [word.rpartition("=")[2].partition("#")[0] for word in arguments]
+    places = [value for value in values if files and ("/" in value or "." in value)]
+    for name in (*places, *(f"{place}/{name}" for place in (".", *places) for name in files)):
+        base = os.path.basename(name)
+        kind = EVALUATED_KINDS.get(base) or EVALUATED_KINDS.get(os.path.splitext(base)[1], "")
+        yield _Name(name, read=bool(kind), kind=kind)
 
 
 def _words(command: str) -> Iterator[_Name]:
@@ -260,9 +357,18 @@ def _toml(text: str) -> Iterator[_Name]:
         key, equals, value = line.partition("=")
         if equals and "[" not in key:  # else a list continues
             keys = section.union(_KEY.findall(key))
-        if not keys.isdisjoint(KEYS):
+        if any(map(_is_named, keys)):
             tree = "path" in keys or "path" in _KEY.findall(value)
             yield from (one._replace(tree=tree) for one in _words(value if equals else line))
+
+
+def _activation(text: str) -> Iterator[_Name]:
+    """Yield the scripts that pixi runs when it enters an environment."""
+    within = False
+    for line in text.splitlines():
+        within = "activation" in line if line.startswith("[") else within
+        if within or "activation" in line:
+            yield from _words(line)
 
 
 def _values(top: Any) -> Iterator[_Name]:
@@ -272,7 +378,7 @@ def _values(top: Any) -> Iterator[_Name]:
         value, counts, path = pending.pop()
         if isinstance(value, dict):
             for key, inner in value.items():
-                within = counts or key in KEYS
+                within = counts or _is_named(key)
                 pending.append((inner, within, path or (within and key == "path")))
         elif isinstance(value, list):
             pending += ((inner, counts, path) for inner in value if not isinstance(inner, str))
@@ -280,6 +386,11 @@ def _values(top: Any) -> Iterator[_Name]:
             pending.append((" ".join(inner for inner in value if isinstance(inner, str)), counts, path))
         elif isinstance(value, str) and counts:
             yield from (one._replace(tree=path) for one in _words(value))
+
+
+def _is_named(key: str) -> bool:
+    """Whether the strings below a key of JSON or TOML are commands or files."""
+    return key in KEYS or key.lower().endswith(PROGRAM_KEYS)
 
 
 def _yaml(text: str) -> Iterator[_Name]:
@@ -301,10 +412,40 @@ def _yaml(text: str) -> Iterator[_Name]:
                     yield name
 
 
+def _pipeline(text: str) -> Iterator[_Name]:
+    """Yield the definitions that a pipeline includes: actions, templates, further files of it."""
+    for found in _INCLUDED.finditer(text):
+        name = (found[1] or found[2] or found[3]).lstrip("/")
+        yield _Name(name, tree=name.startswith("./"), read=name.endswith((".yml", ".yaml")))
+
+
+def _file_words(text: str) -> Iterator[_Name]:
+    """Yield what looks like a path in a file of no known format, except for comments."""
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith(("#", ";", "//")))
+    plain = _VARIABLE.sub("", _HOME.sub("~/", "\n".join(lines))).replace(":", " ")
+    words = dict.fromkeys(_WORDS.findall(plain))
+    likely = [word for word in words if "/" in word.strip("/") or "." in word.strip(".")]
+    yield from map(_Name, likely[:MOST_WORDS])
+
+
+def _expressions(text: str) -> Iterator[_Name]:
+    """Yield the files that an expression of Nix or Guix imports; a directory stands for its default.nix."""
+    for name in _file_words(text):
+        read = name.name.endswith((".nix", ".scm"))
+        yield name._replace(read=read)
+        if name.name.startswith(("./", "../")) and not read:
+            yield _Name(f"{name.name}/default.nix", read=True)
+
+
 KINDS: dict[str, Callable[[str], Iterator[_Name]]] = {
     "imports": _imports,
     "shell": _shell,
+    "hook": _hook,
     "json": _json,
     "toml": _toml,
     "yaml": _yaml,
+    "pipeline": _pipeline,
+    "words": _file_words,
+    "nix": _expressions,
+    "activation": _activation,
 }
