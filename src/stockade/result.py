@@ -92,13 +92,14 @@ class Handoff(msgspec.Struct, frozen=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the egress decided about one connection, name that a program looked up, or HTTP request.
 
+    The kind "udp" is about the datagrams of one socket of a program to one destination, and the answers.
     The kind "publish" is a connection from outside to a published port: `address` is the client's and `port`
     the one inside. The kind "rule" is a change of the rules: `rule` was added or taken back. The kind
     "secret" is about a value that was sent, a placeholder that stayed one, or an answer with a value in it.
     The kind "ask" is an answer to a question about a connection that no rule covers.
     """
 
-    kind: Literal["connect", "name", "publish", "request", "rule", "secret", "ask"] = "connect"
+    kind: Literal["connect", "name", "publish", "request", "rule", "secret", "ask", "udp"] = "connect"
     #: Seconds since 1970.
     time: float
     #: The program that made the connection and its PID inside, as in `curl (7)`; None if the connection was
@@ -126,7 +127,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def target(self) -> str:
-        """What the program wanted to reach: HOST:PORT, the name alone, or the request."""
+        """What the program wanted to reach: HOST:PORT, udp://HOST:PORT, the name alone, or the request."""
         if self.kind == "rule":
             return self.rule
         if self.kind == "request":
@@ -137,7 +138,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if not self.port:
             return host
         place = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
-        return f"{self.request or 'a secret'} at {place}" if self.kind == "secret" else place
+        if self.kind == "secret":
+            return f"{self.request or 'a secret'} at {place}"
+        return f"udp://{place}" if self.kind == "udp" else place
 
 
 class NetworkQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,10 +170,11 @@ class Denial(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     what: Literal[
-        "connection", "name", "request", "secret",
+        "connection", "name", "request", "secret", "datagram",
         "read", "write", "create", "remove", "rename", "execute", "connect", "bind", "mount", "call",
     ]  # fmt: skip
-    #: HOST:PORT, a name, a method and URL, an absolute path inside, `unix:PATH` or the name of a system call.
+    #: HOST:PORT, udp://HOST:PORT, a name, a method and URL, an absolute path inside, `unix:PATH` or the name
+    #: of a system call.
     target: str
     #: The control.
     wall: str

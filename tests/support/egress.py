@@ -26,17 +26,17 @@ while data := supervisor.recv(65536):
 """
 
 
-def launched(code: str, ports: tuple[int, ...] = (443,)) -> EgressProcess:
+def launched(code: str, ports: tuple[int, ...] = (443,), *, udp: bool = False) -> EgressProcess:
     """A copy of the template that runs the code."""
     with Events() as events:
         home = os.environ["STOCKADE_HOME"]
-        return drive(egress_process.launch_in_copy(ports, events, code, home=home), events)
+        return drive(egress_process.launch_in_copy(ports, events, code, home=home, udp=udp), events)
 
 
 @contextlib.contextmanager
-def running(code: str, ports: tuple[int, ...] = (443,)) -> Iterator[EgressProcess]:
+def running(code: str, ports: tuple[int, ...] = (443,), *, udp: bool = False) -> Iterator[EgressProcess]:
     """The same, as long as the block lasts."""
-    process = launched(code, ports)
+    process = launched(code, ports, udp=udp)
     try:
         yield process
     finally:

@@ -67,6 +67,7 @@ class EgressRig:
 
     def __init__(self, folder: Path, rules: Sequence[str], ports: Sequence[int], **settings: Any) -> None:
         self._descriptors = settings.pop("descriptors", 8192)
+        datagrams = settings.pop("datagrams", ())
         resolv, hosts, switch, empty = (folder / name for name in ("resolv", "hosts", "switch", "empty"))
         resolv.write_text("nameserver 198.18.0.1\noptions timeout:2 attempts:1\n")
         hosts.write_text("127.0.0.1 localhost\n::1 localhost\n")
@@ -89,8 +90,9 @@ class EgressRig:
         for port in (*ports, 53):
             tcp.append(([port, 4], self.inside.open(socket.AF_INET, socket.SOCK_STREAM, "0.0.0.0", port)))
             tcp.append(([port, 6], self.inside.open(socket.AF_INET6, socket.SOCK_STREAM, "::", port)))
-        udp.append((4, self.inside.open(socket.AF_INET, socket.SOCK_DGRAM, "0.0.0.0", 53)))
-        udp.append((6, self.inside.open(socket.AF_INET6, socket.SOCK_DGRAM, "::", 53)))
+        for port in (53, *datagrams):
+            udp.append(((port, 4), self.inside.open(socket.AF_INET, socket.SOCK_DGRAM, "0.0.0.0", port)))
+            udp.append(((port, 6), self.inside.open(socket.AF_INET6, socket.SOCK_DGRAM, "::", port)))
         self.control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         start = [sys.executable, "-I", "-c", START, str(empty), str(other.fileno()), str(self._descriptors)]
         self.process = subprocess.Popen(

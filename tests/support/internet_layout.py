@@ -27,6 +27,8 @@ HTTP_PORTS = (80, 8080)
 HTTPS_PORTS = (443, 8443)
 #: Sends back what it gets; speaks first and then does the same; takes what it gets and says nothing.
 ECHO, GREETER, SILENT = 7007, 2500, 9009
+#: Over UDP: sends back what it gets, and answers the time; both on every address.
+DATAGRAMS, TIME = 7008, 123
 GREETING = b"220 greeter.good.example ready\r\n"
 
 #: The servers answer on every address, so where a name leads is the zone's business alone.

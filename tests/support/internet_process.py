@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from support import internet_names, internet_web
+from support import internet_datagrams, internet_names, internet_web
 from support.internet_certificates import Authority
 from support.internet_layout import (
     ADDRESSES,
@@ -68,6 +68,7 @@ class SmallInternet:
         await self._listen(self._noted(_echo), ECHO)
         await self._listen(self._noted(_greet), GREETER)
         await self._listen(self._noted(_say_nothing), SILENT)
+        internet_datagrams.serve(self.note, ipv6=ipv6)
         return {"ipv6": ipv6, "certificate": str(self._authority.certificate), "bundle": str(self._bundle)}
 
     async def obey(self, command: dict[str, Any]) -> Any:

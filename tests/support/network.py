@@ -170,7 +170,10 @@ class Internet:
         return dict.fromkeys(names, str(self.bundle))
 
     def events(self, kind: str = "", **about: Any) -> list[dict[str, Any]]:
-        """What arrived since the test began: "dns", "connection" and "request", with these values."""
+        """What arrived since the test began, of this kind and with these values.
+
+        The kinds are "dns", "connection", "datagram" and "request".
+        """
         wanted = {**({"kind": kind} if kind else {}), **about}
         return [e for e in self._do("events") if all(e.get(key) == value for key, value in wanted.items())]
 

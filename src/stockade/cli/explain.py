@@ -163,6 +163,9 @@ def _host(word: str, args: argparse.Namespace) -> list[Access]:
             raise PolicyError(f"{word!r}: {error}", hint="write HOST:PORT") from None
         host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname or ""
         target = f"{host}:{port}" if port else host
+        if url.scheme == "udp" and not port:
+            raise PolicyError(f"{word!r} has no port", hint=f"write udp://{host}:123")
+        target = f"udp://{target}" if url.scheme == "udp" else target
     return [Access(action=Action.CONNECT, target=target)]
 
 

@@ -98,7 +98,7 @@ def _network(prepared: RunPreparation) -> dict[str, object]:
     from stockade.policy.net_reach import reach_text
     from stockade.runs.network.egress_configuration import planned_egress
 
-    plan, ports = planned_egress(prepared)
+    plan, ports, datagrams = planned_egress(prepared)
     operations = [{**msgspec.to_builtins(op), "does": op.describe()} for op in plan.ops]
     egress = {"hash": plan.hash, "operations": operations}
     found: dict[str, object] = {
@@ -106,6 +106,7 @@ def _network(prepared: RunPreparation) -> dict[str, object]:
         "rules": list(net),
         "reach": reach_text(net),
         "listeners": list(ports),
+        "udp": list(datagrams),
         "egress": egress,
     }
     return {**found, "proxies": list(proxies)} if (proxies := _proxies(prepared)) else found
@@ -126,13 +127,14 @@ def _print_network(prepared: RunPreparation) -> None:
     from stockade.policy.net_reach import reach_text
     from stockade.runs.network.egress_configuration import planned_egress
 
-    plan, ports = planned_egress(prepared)
+    plan, ports, datagrams = planned_egress(prepared)
     print("\nnetwork: only what these rules allow")
     for rule in net:
         print(f"  {output.name(rule)}{ASKS if rule == 'ask' else ''}")
     if reach := reach_text(net):
         print(output.paint(f"WARNING: {reach}", "red"))
-    print(f"listeners inside: TCP {', '.join(map(str, ports))}; UDP 53 for names")
+    tcp, udp = (", ".join(map(str, some)) for some in (ports, datagrams))
+    print(f"listeners inside: TCP {tcp}; UDP {udp} (53 for names)")
     for name, secret in prepared.resolved.policy.secrets.items():
         hosts = ", ".join(secret.hosts)
         print(f"secret {output.name(name)}: a placeholder inside, and its value only in requests to {hosts}")

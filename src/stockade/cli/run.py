@@ -152,7 +152,8 @@ def add_policy_options(parser: argparse.ArgumentParser | FastParser) -> None:
         "--net",
         metavar="RULE",
         action="append",
-        help="allow HOST[:PORTS], *.HOST[:PORTS], an address or network, or tcp://HOST:PORT; "
+        help="allow HOST[:PORTS], *.HOST[:PORTS], *[:PORTS] for every host, an address or network, "
+        "tcp://HOST:PORT or udp://HOST:PORT; "
         "'GET https://HOST/PATH/**' allows only such requests; !RULE denies; "
         "ask asks you about names that no rule covers; "
         "open shares the host's whole network; none, the default, has none",

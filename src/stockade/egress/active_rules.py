@@ -43,11 +43,11 @@ class ActiveRules:
         decision = self.set.for_request(name, port, method, target)
         return decision, self.place(decision.rule)
 
-    def decide(self, destination: Destination) -> NetDecision:
-        """Decide about a connection."""
+    def decide(self, destination: Destination, *, udp: bool = False) -> NetDecision:
+        """Decide about a connection, or about datagrams."""
         if destination.name:
-            return self.set.for_name(destination.name, destination.port)
-        return self.set.for_address(destination.address, destination.port)
+            return self.set.for_name(destination.name, destination.port, udp=udp)
+        return self.set.for_address(destination.address, destination.port, udp=udp)
 
     def is_open_question(self, name: str, port: int) -> bool:
         """Whether no rule decides about a connection; those that deny some requests need a look into it."""
@@ -83,14 +83,16 @@ class ConnectionJudge:
         #: Whether the policy says that the user is asked, and there is somebody to ask.
         self._asks = asks
 
-    def judge(self, name: str, address: str, port: int) -> tuple[Destination, NetDecision]:
+    def judge(
+        self, name: str, address: str, port: int, *, udp: bool = False
+    ) -> tuple[Destination, NetDecision]:
         """Return what a program means by a name, or by an address that may stand for one, and decide."""
         found = name or self._names.name_of(address) or ""
         destination = Destination(found, "" if found else address, port)
         if not found and is_synthetic(address):
             # It stands for no name, so no rule can mean it.
             return destination, NetDecision(False, -1, False)
-        return destination, self._rules.active.decide(destination)
+        return destination, self._rules.active.decide(destination, udp=udp)
 
     def can_ask(self, name: str, *ports: int) -> bool:
         """Whether the user can be asked about a name, because no rule decides about one of the ports."""

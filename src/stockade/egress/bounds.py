@@ -17,6 +17,9 @@ class EgressBounds(NamedTuple):
     dial: float = 30.0
     #: Seconds in which a client must have sent its next DNS query over TCP.
     query: float = 10.0
+    #: Flows of datagrams at once, and seconds without a datagram in either direction after which one ends.
+    flows: int = 512
+    flow_idle: float = 120.0
 
 
 def bounds_of(message: dict[str, Any]) -> EgressBounds:

@@ -16,6 +16,7 @@ from typing import Any
 
 from stockade.egress.active_rules import RulesInForce
 from stockade.egress.connection_table import ConnectionTable
+from stockade.egress.datagram_flows import DatagramFlows
 from stockade.egress.handover import Inheritance
 from stockade.egress.listeners import Listeners
 from stockade.egress.name_service import NameService
@@ -63,12 +64,13 @@ class SupervisorOrders:
         listeners: Listeners,
         names: NameService,
         connections: ConnectionTable,
+        flows: DatagramFlows,
         questions: Questions | None,
     ) -> None:
         self._loop, self._control = loop, control
         self._rules, self._secrets, self._inheritance = rules, secrets, inheritance
         self._listeners, self._names, self._connections = listeners, names, connections
-        self._questions = questions
+        self._flows, self._questions = flows, questions
 
     def read(self) -> None:
         """Carry out the next order, because the control socket is readable."""
@@ -109,6 +111,8 @@ class SupervisorOrders:
 
     def _hand_over(self, written: int) -> None:
         """Give listeners and names to the process that takes over, and relay only what is under way."""
+        # They need the listeners, and begin anew in the other process with the next datagram of a program.
+        self._flows.close()
         answer = self._inheritance.write(written, busy=len(self._connections) > 0)
         socket.send_fds(self._control, [json.dumps(answer).encode()], self._listeners.descriptors())
         self._listeners.close()
@@ -124,7 +128,7 @@ class SupervisorOrders:
             if relay is not None and relay.outgoing.is_idle():
                 relay.abort(reason="ended")
         held = 0 if self._questions is None else self._questions.held
-        dialled = relays.count(None) > self._connections.silent + held
+        dialled = relays.count(None) > self._connections.silent + held or self._flows.dialling
         if dialled or any(one is not None and not one.outgoing.ended for one in relays):
             last = now + _LAST_ANSWERS_SECONDS
         elif not any(one is not None for one in relays):

@@ -61,7 +61,7 @@ class DialError(Exception):
 class AddressRules(Protocol):
     """What the dialer asks of the rules."""
 
-    def for_address(self, ip: str, port: int) -> NetDecision:
+    def for_address(self, ip: str, port: int, *, udp: bool = False) -> NetDecision:
         """Decide about an address by the rules for addresses."""
 
     def denies_address(self, ip: str, port: int) -> int:
@@ -75,7 +75,9 @@ class AddressChoice(NamedTuple):
     refusal: DialError | None
 
 
-def choose_addresses(found: Iterable[str], port: int, rules: AddressRules) -> AddressChoice:
+def choose_addresses(
+    found: Iterable[str], port: int, rules: AddressRules, *, udp: bool = False
+) -> AddressChoice:
     """Check each address that a name resolved to; an address rule is what allows a private one."""
     allowed: list[str] = []
     refusal: DialError | None = None
@@ -83,7 +85,7 @@ def choose_addresses(found: Iterable[str], port: int, rules: AddressRules) -> Ad
         if not is_address(address):
             continue
         denied = rules.denies_address(address, port)
-        reason = "deny rule" if denied >= 0 else _forbidden(address, port, rules)
+        reason = "deny rule" if denied >= 0 else _forbidden(address, port, rules, udp)
         if not reason:
             allowed.append(address)
         elif refusal is None:
@@ -100,9 +102,9 @@ def is_address(address: str) -> bool:
         return False
 
 
-def _forbidden(address: str, port: int, rules: AddressRules) -> str:
+def _forbidden(address: str, port: int, rules: AddressRules, udp: bool) -> str:
     why = forbidden_address(address)
-    if not why or rules.for_address(address, port).allowed:
+    if not why or rules.for_address(address, port, udp=udp).allowed:
         return ""
     words = f"{why.split()[0]} address"
     return words if words in REASONS else "special address"
@@ -279,6 +281,21 @@ async def _connect(loop: asyncio.AbstractEventLoop, address: str, port: int) -> 
         connection.close()
         raise
     return connection
+
+
+def connect_datagrams(addresses: Sequence[str], port: int) -> tuple[socket.socket, str]:
+    """Return a socket for datagrams to the first address that this machine has a way to, and the address."""
+    last: OSError = OSError(errno.EHOSTUNREACH, "")
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        connection = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            connection.connect((address, port))
+            return connection, address
+        except OSError as error:
+            connection.close()
+            last = error
+    raise last
 
 
 async def wait_writable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 
 from stockade.egress.active_rules import HTTP_PORT, TLS_PORT, ConnectionJudge, RulesInForce
 from stockade.egress.client_sockets import destination_of, receive, send
+from stockade.egress.datagram_sockets import ANCILLARY_SIZE, reply_source
 from stockade.egress.decoders.dns import (
     DnsError,
     DnsReply,
@@ -29,13 +29,6 @@ from stockade.policy.net_rules import DNS_PORT
 _QUERY_SIZE = 4096
 #: DNS over TCP: connections at once.
 _CONNECTIONS = 32
-
-# <linux/in.h> and <linux/in6.h>; Python 3.11 has no IP_PKTINFO.
-_IP_PKTINFO = 8
-_IPV6_RECVPKTINFO, _IPV6_PKTINFO = 49, 50
-_IPV4_INFO = struct.Struct("=i4s4s")
-_IPV6_INFO = struct.Struct("=16si")
-_SPACE = socket.CMSG_SPACE(_IPV6_INFO.size) + socket.CMSG_SPACE(_IPV4_INFO.size)
 
 
 class NameService:
@@ -103,13 +96,13 @@ class NameService:
         """Answer the next queries that a listener of `prepare_datagrams` has."""
         for _ in range(BATCH):
             try:
-                query, ancillary, _, client = listener.recvmsg(_QUERY_SIZE, _SPACE)
+                query, ancillary, _, client = listener.recvmsg(_QUERY_SIZE, ANCILLARY_SIZE)
             except OSError:
                 return
             try:
                 reply = self._answer(query)
                 if reply is not None:
-                    listener.sendmsg([reply.message], _reply_source(ancillary), 0, client)
+                    listener.sendmsg([reply.message], reply_source(ancillary), 0, client)
             except Exception:
                 # A query that cannot be answered gets no answer.
                 continue
@@ -149,22 +142,3 @@ class NameService:
         """End the connections over TCP."""
         for task in self._connections:
             task.cancel()
-
-
-def prepare_datagrams(listener: socket.socket, family: int) -> None:
-    """Let a listener for datagrams tell the address that each was sent to."""
-    listener.setblocking(False)
-    if family == 4:
-        listener.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-    else:
-        listener.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)
-
-
-def _reply_source(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """Return what makes an answer come from the address that was asked."""
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO) and len(data) == _IPV4_INFO.size:
-            return [(level, kind, _IPV4_INFO.pack(0, _IPV4_INFO.unpack(data)[2], bytes(4)))]
-        if (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO) and len(data) == _IPV6_INFO.size:
-            return [(level, kind, _IPV6_INFO.pack(_IPV6_INFO.unpack(data)[0], 0))]
-    return []

@@ -18,6 +18,7 @@ from stockade.egress.dialer import (
     DialError,
     ResolverClient,
     choose_addresses,
+    connect_datagrams,
     connect_first,
     is_address,
     reason_for,
@@ -73,6 +74,20 @@ class OutgoingConnections:
         except OSError as error:
             raise DialError(reason_for(error), address=addresses[0]) from None
 
+    async def dial_datagrams(self, destination: Destination) -> tuple[socket.socket, str]:
+        """Return a socket for datagrams to a peer, and its address; none goes through a proxy of the host."""
+        self._check_rules(destination, udp=True)
+        self._spend_connection(destination)
+        addresses: Sequence[str] = (destination.address,)
+        try:
+            async with asyncio.timeout(self._seconds):
+                if destination.name:
+                    addresses = await self._resolve(destination, udp=True)
+                    self._check_rules(destination, udp=True)
+                return connect_datagrams(addresses, destination.port)
+        except OSError as error:
+            raise DialError(reason_for(error), address=addresses[0]) from None
+
     def record(
         self, inside: socket.socket, dialled: tuple[socket.socket, str], destination: Destination, rule: int
     ) -> tuple[socket.socket, ConnectionRecord]:
@@ -88,10 +103,10 @@ class OutgoingConnections:
         )
         return outside, record
 
-    def _check_rules(self, destination: Destination) -> NetDecision:
+    def _check_rules(self, destination: Destination, *, udp: bool = False) -> NetDecision:
         """Refuse what the rules do not allow any more: they may have changed since it was accepted."""
         rules = self._rules.active
-        decision = rules.decide(destination)
+        decision = rules.decide(destination, udp=udp)
         allowed_once = asyncio.current_task() in self.allowed_once and rules.is_open_question(
             destination.name, destination.port
         )
@@ -144,15 +159,17 @@ class OutgoingConnections:
             raise
         return connection, address
 
-    async def _resolve(self, destination: Destination, known: str) -> Sequence[str]:
+    async def _resolve(
+        self, destination: Destination, known: str = "", *, udp: bool = False
+    ) -> Sequence[str]:
         """Return the addresses of a name that may be dialled, by the rules of this moment."""
         name = destination.name
-        self._spend_name(name, self._check_rules(destination).rule)
+        self._spend_name(name, self._check_rules(destination, udp=udp).rule)
         if self._resolver is None:
             raise DialError("resolver failed")
         found = [known] if known else await self._resolver.addresses(name)
         rules = self._rules.active
-        choice = choose_addresses(found, destination.port, rules.set)
+        choice = choose_addresses(found, destination.port, rules.set, udp=udp)
         if not choice.addresses:
             refusal = choice.refusal or DialError("resolver failed")
             refusal.rule = rules.place(refusal.rule)

@@ -12,6 +12,7 @@ synthetic address means a name (see `names`), any other means itself.
     name, HTTP rules     TLS ends here: every request (termination) dialled, encoded anew
     address, tcp://      nothing                                    dialled at once, relayed
     port 53              DNS, unless a rule allows the destination  answered here
+    datagrams, udp://    nothing                                    a socket for each flow, relayed
 
 Ports that the sandbox publishes work the other way: a client on the host connects to a listener of the host,
 init connects inside and passes the socket out, and the bytes are relayed alike.
@@ -21,8 +22,9 @@ then hands over its listeners and its names, and relays what is under way until 
 
 Each part is a module: `active_rules` decides, `listeners` accept, `name_service` answers names, `admission`
 says what becomes of a connection, `connection_servers` serve it by its kind, `outgoing_connections` dial,
-`connection_table` counts what is under way, `publication` serves published ports, `control` carries out the
-supervisor's orders, and `handover` is what the next process takes over. They are made and tied together here.
+`connection_table` counts what is under way, `datagram_flows` relay datagrams, `publication` serves published
+ports, `control` carries out the supervisor's orders, and `handover` is what the next process takes over. They
+are made and tied together here.
 
 Everything that comes from inside is hostile. An error ends the connection that it belongs to and nothing
 else. The process opens no file, starts no thread and imports nothing once `main` runs: it has no files. It
@@ -47,11 +49,13 @@ from stockade.egress.bounds import bounds_of
 from stockade.egress.connection_servers import ConnectionServers
 from stockade.egress.connection_table import ConnectionTable
 from stockade.egress.control import MESSAGE_SIZE, SupervisorOrders, load_secrets
+from stockade.egress.datagram_flows import DatagramFlows
+from stockade.egress.datagram_sockets import prepare_datagrams
 from stockade.egress.dialer import ResolverClient
 from stockade.egress.handover import Inheritance
 from stockade.egress.inner_connections import InnerConnections
 from stockade.egress.listeners import Listeners
-from stockade.egress.name_service import NameService, prepare_datagrams
+from stockade.egress.name_service import NameService
 from stockade.egress.outgoing_connections import OutgoingConnections
 from stockade.egress.publication import Publication
 from stockade.egress.questions import Questions
@@ -92,7 +96,7 @@ class EgressLoop:
         records = RecordWriter(next(taken), partial(_wake, next(taken)))
         resolver = ResolverClient(loop, _take_socket(taken)) if message.get("resolver", True) else None
         tcp = [(port, _take_socket(taken)) for port, _ in message["tcp"]]
-        udp = [(family, _take_socket(taken)) for family in message["udp"]]
+        udp = [(port, family, _take_socket(taken)) for port, family in message["udp"]]
         published = [(port, _take_socket(taken)) for port in message.get("publish", ())]
         inside = InnerConnections(loop, _take_socket(taken)) if published else None
         questions = Questions(loop, _take_socket(taken)) if message.get("ask") else None
@@ -127,24 +131,30 @@ class EgressLoop:
 
         for port, listener in tcp:
             listeners.listen(listener, port, admission.begin)
-        for family, listener in udp:
+        self._flows = DatagramFlows(loop, bounds, rules, judge, outgoing, limits, records)
+        for port, family, listener in udp:
             prepare_datagrams(listener, family)
-            listeners.watch(listener, partial(names.answer_datagrams, listener))
+            is_names = port == DNS_PORT
+            read = names.answer_datagrams if is_names else partial(self._flows.receive, port=port)
+            listeners.watch(listener, partial(read, listener))
         if inside is not None:
             publication = Publication(loop, records, self._connections, pool, inside, bounds.dial)
             for port, listener in published:
                 listeners.listen(listener, port, partial(publication.begin, port=port))
         orders = SupervisorOrders(
-            loop, control, rules, self._secrets, inheritance, listeners, names, self._connections, questions
-        )
+            loop, control, rules, self._secrets, inheritance, listeners, names, self._connections,
+            self._flows, questions,
+        )  # fmt: skip
         control.setblocking(False)
         loop.add_reader(control, orders.read)
         self._connections.sweep()
+        self._flows.sweep()
 
     def close(self) -> None:
         """End all relays, so that no record stays open, and wipe what is secret."""
         self._secrets.clear()
         self._connections.close()
+        self._flows.close()
 
 
 def main(control: int) -> None:

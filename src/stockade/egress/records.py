@@ -31,7 +31,8 @@ NAME_SLOTS, REFUSED_SLOTS, ALLOWED_SLOTS, REQUEST_SLOTS, PLACE_SLOTS = 1024, 102
 _FIRST_PLACE = SLOTS - PLACE_SLOTS
 _FIRST_REQUEST = _FIRST_PLACE - REQUEST_SLOTS
 
-KINDS = ("connect", "name", "publish", "request", "secret")
+#: The order is the format: add new words at the end.
+KINDS = ("connect", "name", "publish", "request", "secret", "udp")
 VERDICTS = ("allowed", "denied", "failed")
 #: The order is the format: add new words at the end.
 REASONS = (
@@ -215,11 +216,19 @@ class RecordWriter:
         self.share("name", "name", name, "", 53, "allowed" if allowed else "denied", reason, rule)
 
     def refuse(
-        self, name: str, address: str, port: int, reason: str, *, rule: int = -1, verdict: str = "denied"
+        self,
+        name: str,
+        address: str,
+        port: int,
+        reason: str,
+        *,
+        rule: int = -1,
+        verdict: str = "denied",
+        kind: str = "connect",
     ) -> None:
-        """Record a connection that was refused or, with verdict "failed", never came about."""
+        """Record a connection or datagram that was refused or, with verdict "failed", never came about."""
         self._add(_REFUSED)
-        self.share("refused", "connect", name, address, port, verdict, reason, rule)
+        self.share("refused", kind, name, address, port, verdict, reason, rule)
 
     def connection(
         self, name: str, address: str, port: int, rule: int, inside: InsideEnds | None = None
@@ -227,6 +236,11 @@ class RecordWriter:
         """Record a connection that goes on from now."""
         self._add(_ALLOWED)
         return self._begin("connect", name, address, port, rule, inside)
+
+    def flow(self, name: str, address: str, port: int, rule: int) -> ConnectionRecord:
+        """Record datagrams to one peer, which go on from now; they count as a connection."""
+        self._add(_ALLOWED)
+        return self._begin("udp", name, address, port, rule)
 
     def request(self, name: str, port: int, request: str, *, reason: str = "", rule: int = -1) -> None:
         """Record a request, allowed without a reason. Once there were many, only their hosts count."""

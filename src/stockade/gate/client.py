@@ -396,16 +396,24 @@ class Resident:
             os.close(memory)
 
     def open_network(
-        self, namespace: int, ports: tuple[int, ...], *, more: bool = False, loopback: bool = False
+        self,
+        namespace: int,
+        ports: tuple[int, ...],
+        datagrams: tuple[int, ...] = (),
+        *,
+        more: bool = False,
+        loopback: bool = False,
     ) -> NetworkRequest:
-        """Ask for listeners in a sandbox's network namespace, on these TCP ports and 53; does not wait.
+        """Ask for listeners in a sandbox's network namespace, on these ports of TCP and UDP; does not wait.
 
-        With `more`, the network has been opened before, and only listeners on these TCP ports are added. With
-        `loopback` they are on 127.0.0.1 alone, and nothing is routed.
+        Without `more` and `loopback` there are also some on port 53 of both.
+
+        With `more`, the network has been opened before, and only listeners on these ports are added. With
+        `loopback` they are TCP ports of 127.0.0.1 alone, and nothing is routed.
         """
         from stockade.gate.network import NetworkRequest
 
-        return NetworkRequest(self._socket, namespace, ports, more=more, loopback=loopback)
+        return NetworkRequest(self._socket, namespace, ports, datagrams, more=more, loopback=loopback)
 
     def close(self) -> None:
         """End the resident gate; living sandboxes go on. A forked child only closes its copy."""

@@ -33,12 +33,12 @@ FAMILIES = (4, 6)
 
 
 class NetworkListeners(msgspec.Struct, frozen=True, kw_only=True):
-    """Descriptors of the sockets on which a sandbox's connections and DNS questions arrive."""
+    """Descriptors of the sockets on which a sandbox's connections, datagrams and DNS questions arrive."""
 
     #: Port, family (4 or 6) and descriptor of each TCP listener, by family and port.
     tcp: list[tuple[int, int, int]]
-    #: Family and descriptor of each UDP socket.
-    udp: list[tuple[int, int]]
+    #: The same of each UDP socket.
+    udp: list[tuple[int, int, int]]
     #: Whether the sandbox has IPv6; otherwise no IPv6 address is routed.
     ipv6: bool
     #: The network namespace of the first listener, as the kernel told the resident's child.
@@ -49,7 +49,7 @@ class NetworkListeners(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sockets(self) -> tuple[int, ...]:
         """What the egress process gets: the TCP listeners, then the UDP sockets."""
-        return (*(descriptor for _, _, descriptor in self.tcp), *(descriptor for _, descriptor in self.udp))
+        return tuple(descriptor for _, _, descriptor in (*self.tcp, *self.udp))
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -65,27 +65,30 @@ class NetworkListeners(msgspec.Struct, frozen=True, kw_only=True):
 class NetworkRequest(wire.Channel):
     """A request that is under way: its `fileno` becomes readable when `receive_listeners` will not block."""
 
-    _room = socket.CMSG_SPACE((1 + 2 * wire.MAX_PORTS + 2 + 1) * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
+    _room = socket.CMSG_SPACE((1 + 2 * wire.MAX_PORTS + 1) * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
 
     def __init__(
         self,
         resident: socket.socket,
         namespace: int,
         ports: tuple[int, ...],
+        datagrams: tuple[int, ...] = (),
         *,
         more: bool = False,
         loopback: bool = False,
     ) -> None:
-        #: Whether it is about TCP alone: nothing is routed that was not routed before.
-        self.only_tcp = more or loopback
+        #: Whether nothing is routed that was not routed before.
+        self.is_routed = more or loopback
         self.loopback = loopback
-        self.ports = tuple(sorted({*ports} if self.only_tcp else {*ports, DNS_PORT}))
-        if not 1 <= len(self.ports) <= wire.MAX_PORTS or not 1 <= self.ports[0] <= self.ports[-1] <= 65535:
-            raise ValueError(f"at most {wire.MAX_PORTS - 1} ports from 1 to 65535: {ports}")
-        padding = [0] * (wire.MAX_PORTS - len(self.ports))
+        own = () if self.is_routed else (DNS_PORT,)
+        self.tcp, self.udp = (tuple(sorted({*some, *own})) for some in (ports, datagrams))
+        every = (*self.tcp, *self.udp)
+        if not 1 <= len(every) <= wire.MAX_PORTS or not 1 <= min(every) <= max(every) <= 65535:
+            raise ValueError(f"at most {wire.MAX_PORTS - 2} ports from 1 to 65535: {ports} {datagrams}")
+        padding = [0] * (wire.MAX_PORTS - len(every))
         flags = wire.NETWORK_LOOPBACK if loopback else wire.NETWORK_MORE if more else 0
         message = wire.RESIDENT_REQUEST.pack(
-            wire.RESIDENT_NETWORK, len(self.ports), *self.ports, *padding, flags
+            wire.RESIDENT_NETWORK, len(every), *every, *padding, len(self.udp), flags
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order = {wire.NETWORK_SOCKET: theirs.fileno(), wire.NETWORK_NAMESPACE: namespace}
@@ -110,15 +113,16 @@ class NetworkRequest(wire.Channel):
             self.close()
         if reply is None:
             raise _refused("the resident gate did not answer")
-        if reply.kind == wire.REPLY_NETWORK and reply.status in (1, 2) and reply.index == len(self.ports):
+        count = len(self.tcp) + len(self.udp)
+        if reply.kind == wire.REPLY_NETWORK and reply.status in (1, 2) and reply.index == count:
             families = FAMILIES[: reply.status]
-            if len(reply.descriptors) == 2 + len(families) * (len(self.ports) + (not self.only_tcp)):
+            if len(reply.descriptors) == 2 + len(families) * count:
                 return self._listeners(families, reply.descriptors)
         for descriptor in reply.descriptors:
             os.close(descriptor)
         if reply.kind != wire.REPLY_FAILED:
             raise _refused("the resident gate's answer is not one")
-        if self.only_tcp and reply.error == errno.EADDRINUSE:
+        if self.is_routed and reply.error == errno.EADDRINUSE:
             so = "nothing else can listen there" if self.loopback else "no rule can let it out"
             raise PolicyError(
                 f"port {reply.index} is taken by a program in the sandbox, so {so}",
@@ -128,10 +132,10 @@ class NetworkRequest(wire.Channel):
 
     def _listeners(self, families: tuple[int, ...], descriptors: tuple[int, ...]) -> NetworkListeners:
         namespace, *rest, questions = descriptors
-        wanted = [(port, family) for family in families for port in self.ports]
+        tcp, udp = ([(port, family) for family in families for port in some] for some in (self.tcp, self.udp))
         return NetworkListeners(
-            tcp=[(port, family, rest[i]) for i, (port, family) in enumerate(wanted)],
-            udp=[] if self.only_tcp else list(zip(families, rest[len(wanted) :], strict=True)),
+            tcp=[(*wanted, found) for wanted, found in zip(tcp, rest, strict=False)],
+            udp=[(*wanted, found) for wanted, found in zip(udp, rest[len(tcp) :], strict=True)],
             ipv6=len(families) == 2,
             namespace=namespace,
             questions=questions,

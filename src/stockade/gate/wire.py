@@ -30,7 +30,7 @@ OPEN_CONTROL, OPEN_SUPERVISOR, OPEN_TEXT = range(3, 6)
 
 MAX_DESCRIPTORS = 250
 RESIDENT_LAUNCH, RESIDENT_NETWORK = range(2)
-RESIDENT_REQUEST_SIZE, MAX_PORTS = 140, 65
+RESIDENT_REQUEST_SIZE, MAX_PORTS = 144, 66
 NETWORK_SOCKET, NETWORK_NAMESPACE, NETWORK_DESCRIPTORS = range(3)
 NETWORK_MORE, NETWORK_LOOPBACK = 1, 2
 LAUNCH_SOCKET, LAUNCH_PLAN, LAUNCH_SUPERVISOR, LAUNCH_FIRST = range(4)
@@ -105,7 +105,7 @@ OPERATIONS = (
 
 #: struct resident_request, struct reply, struct request, struct exec_body, struct plan_header,
 #: struct plan_record, struct observations, struct observation and struct id_row.
-RESIDENT_REQUEST = struct.Struct(f"=II{MAX_PORTS}HH")
+RESIDENT_REQUEST = struct.Struct(f"=II{MAX_PORTS}HHH")
 REPLY = struct.Struct(f"=IIiIIIQQQQQ{REPLY_TEXT}s")
 REQUEST = struct.Struct("=IIIIQ")
 EXEC_BODY = struct.Struct(f"=IIIIII{SETTINGS_SIZE}s")
@@ -117,7 +117,7 @@ ID_ROW = struct.Struct("=III")
 
 _ANCILLARY = socket.CMSG_SPACE(16 * 4) + socket.CMSG_SPACE(CREDENTIALS.size)
 #: Of a launch, the part that is not its plan.
-_LAUNCH = RESIDENT_REQUEST.pack(RESIDENT_LAUNCH, 0, *[0] * MAX_PORTS, 0)
+_LAUNCH = RESIDENT_REQUEST.pack(RESIDENT_LAUNCH, 0, *[0] * MAX_PORTS, 0, 0)
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -33,7 +33,8 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     action: Action
-    #: An absolute path inside, `HOST:PORT`, `unix:PATH`, or the name of a system call or a socket option.
+    #: An absolute path inside, `HOST:PORT`, `udp://HOST:PORT`, `unix:PATH`, or the name of a system call or
+    #: a socket option.
     target: str
     other: str = ""
     #: The executable that tried it, as a path inside; "" if it is not known.

@@ -23,6 +23,8 @@ REFUSALS = (
     errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ECONNREFUSED, errno.EACCES, errno.EPERM, errno.EAFNOSUPPORT,
     errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ECONNRESET, errno.ETIMEDOUT, errno.EOPNOTSUPP,
 )  # fmt: skip
+#: What a target begins with that is about datagrams.
+UDP = "udp://"
 #: Addresses that stand for names inside; only the egress knows which.
 SYNTHETIC = ipaddress.ip_network("198.18.0.0/15")
 
@@ -45,12 +47,13 @@ def answer_network(access: Access, walls: Walls) -> Answer:
         )
     if not net:
         reason = f"the policy gives the program no network, so it cannot reach {access.target}"
-        return _refused(access, Control.NETWORK_NONE, "net", reason, _rule(host, port, walls))
+        return _refused(access, Control.NETWORK_NONE, "net", reason, _rule(access, host, port, walls))
     return _answer_rules(access, host, port, walls)
 
 
 def split_target(target: str) -> tuple[str, int]:
-    """Split `HOST:PORT`, `[ADDRESS]:PORT` or a host alone; the port is 0 if there is none."""
+    """Split `HOST:PORT`, also with `udp://`, `[ADDRESS]:PORT` or a host alone; the port is 0 without one."""
+    target = target.removeprefix(UDP)
     host, colon, port = target.rpartition(":")
     if (
         not colon
@@ -80,26 +83,28 @@ def _answer_rules(access: Access, host: str, port: int, walls: Walls) -> Answer:
             "default",
             f"{host} is the sandbox itself: only its own servers are there",
         )
-    wanted = port or 443
-    decided = _decide(rules, host, wanted)
+    wanted, udp = port or 443, access.target.startswith(UDP)
+    place = f"{UDP if udp else ''}{host}:{wanted}"
+    decided = _decide(rules, host, wanted, udp=udp)
     rule = written[decided.rule] if decided.rule >= 0 else ""
     clause = f"net = {show(rule)}" if rule else "net"
     if decided.allowed and decided.scheme:
         return _allowed(access, Control.NETWORK_RULES, clause, _requests(host, wanted, walls))
     if decided.allowed:
-        return _allowed(access, Control.NETWORK_RULES, clause, f"the rule {rule} allows {host}:{wanted}")
+        return _allowed(access, Control.NETWORK_RULES, clause, f"the rule {rule} allows {place}")
     if rule:
-        reason = f"the rule {rule} denies {host}:{wanted}"
+        reason = f"the rule {rule} denies {place}"
         return _refused(access, Control.NETWORK_RULES, clause, reason, PolicyChange(remove=clause))
-    reason = f"no rule of the policy allows {host}:{wanted}"
-    if ASK in written and address is None and port_taken(wanted, written):
+    reason = f"no rule of the policy allows {place}"
+    if ASK in written and address is None and not udp and port_taken(wanted, written):
         clause = f"net = {show(ASK)}"
         reason = f"unless you allow it when Stockade asks you: no other rule covers {host}:{wanted}"
-    return _refused(access, Control.NETWORK_RULES, clause, reason, _rule(host, port, walls))
+    return _refused(access, Control.NETWORK_RULES, clause, reason, _rule(access, host, port, walls))
 
 
-def _decide(rules: RuleSet, host: str, port: int) -> NetDecision:
-    return rules.for_name(host, port) if _address(host) is None else rules.for_address(host, port)
+def _decide(rules: RuleSet, host: str, port: int, *, udp: bool = False) -> NetDecision:
+    decide = rules.for_name if _address(host) is None else rules.for_address
+    return decide(host, port, udp=udp)
 
 
 def _requests(host: str, port: int, walls: Walls) -> str:
@@ -154,12 +159,13 @@ def _answer_bind(access: Access, host: str, port: int, walls: Walls) -> Answer:
     )
 
 
-def _rule(host: str, port: int, walls: Walls) -> PolicyChange | None:
+def _rule(access: Access, host: str, port: int, walls: Walls) -> PolicyChange | None:
     """Return the change that allows a host; None if no rule can."""
     if walls.alone:
         return PolicyChange(toml='net = "open"', flag="--net open", danger=dangers.NET_OPEN)
     try:
-        rule = parse_rule(suggest(host, port) if port else host).text
+        udp = access.target.startswith(UDP)
+        rule = parse_rule(suggest(host, port, udp=udp) if port else host).text
     except NetRuleError:
         return None
     if not rule:

@@ -65,8 +65,8 @@ RULES: dict[str, str] = {
     "other has none either",
     "net": '`"open"` only if the other has it; otherwise every rule that allows is covered by rules of the '
     "other with the same ports: a host by itself or by `*.` above it, an address by a network around it, "
-    "either by `*`, which covers no special address, "
-    "`tcp://` only by `tcp://`, `ask` only by `ask`, a rule for requests by one with its methods, path and "
+    "either by `*`, which covers no special address, `tcp://` only by `tcp://`, `udp://` only by `udp://`, "
+    "`ask` only by `ask`, a rule for requests by one with its methods, path and "
     "query or more of them, or by a rule for its host; and every rule of the other that denies something of "
     "it, or an address that a name could lead to, is there too, or a wider one; the certificates and proxies "
     "that come with a network are those of your environment, the same for both",

@@ -51,8 +51,8 @@ CLAUSES: dict[str, Clause] = {
     "exec": Clause("patterns", "the only files that may be executed", Control.EXEC),
     "net": Clause(
         '`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `*[:ports]`, `address[:ports]`, '
-        "`network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`, `!` before a rule "
-        "that denies, and `ask`: you are asked about names that no rule covers",
+        "`network[:ports]`, `tcp://host:port`, `udp://host:port`, `METHOD[,METHOD] https://host/path/**`, "
+        "`!` before a rule that denies, and `ask`: you are asked about names that no rule covers",
         "no network, all of the host's, or only what the rules allow; a rule without ports means 80 and 443",
         Control.NETWORK_RULES,
     ),
@@ -190,7 +190,7 @@ CONTROLS: dict[Control, str] = {
     Control.EXEC: "only the listed files can be executed",
     Control.WORKSPACE_OVERLAY: "changes go to a layer beside the workspace",
     Control.NETWORK_NONE: "no network but a private loopback",
-    Control.NETWORK_RULES: "connections only to hosts, addresses and ports that the rules allow",
+    Control.NETWORK_RULES: "connections and datagrams only to hosts, addresses and ports of the rules",
     Control.NETWORK_HTTP: "of hosts with rules for requests, only requests that the rules allow",
     Control.SECRETS: "values stay outside, and reach only the hosts that they are bound to",
     Control.PROCESSES: "programs see, signal and trace only processes of their sandbox",

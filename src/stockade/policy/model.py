@@ -526,8 +526,9 @@ class Policy(_Clauses, frozen=True, kw_only=True):
         exec: The only files that may be executed (patterns).
         net: No network, all of the host's, or only what the rules allow; a rule without ports means 80 and
             443 (`"none"`, `"open"`, or rules: `host[:ports]`, `*.host[:ports]`, `*[:ports]`,
-            `address[:ports]`, `network[:ports]`, `tcp://host:port`, `METHOD[,METHOD] https://host/path/**`,
-            `!` before a rule that denies, and `ask`: you are asked about names that no rule covers).
+            `address[:ports]`, `network[:ports]`, `tcp://host:port`, `udp://host:port`, `METHOD[,METHOD]
+            https://host/path/**`, `!` before a rule that denies, and `ask`: you are asked about names that no
+            rule covers).
         net_roots: The file of certificates by which Stockade verifies servers whose requests rules judge;
             without it, the file that your `SSL_CERT_FILE` names, or the system's (a path).
         on_egress_end: What a run does if the process that relays its connections ends: it goes on and reaches

@@ -78,7 +78,9 @@ def covers(wide: NetRule, narrow: NetRule) -> bool:
 def _allows_all_of(wide: NetRule, narrow: NetRule) -> bool:
     """Whether an allowing rule allows all that another allows, at the ports that it names."""
     outer, inner = network_of(wide), network_of(narrow)
-    if not covers(wide, narrow) or (narrow.opaque and inner is None and not wide.opaque):
+    if wide.udp is not narrow.udp or not covers(wide, narrow):
+        return False
+    if narrow.opaque and inner is None and not wide.opaque:
         return False
     # A rule covers special addresses only if it lies in their range.
     special = None if inner is None else special_range(inner)

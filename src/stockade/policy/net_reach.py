@@ -26,5 +26,5 @@ def reach_text(rules: Iterable[str]) -> str:
 
 def _ports_of_any_host(text: str) -> str:
     """Return the ports of a rule about every host; empty for any other rule."""
-    host, _, ports = text.removeprefix("tcp://").partition(":")
+    host, _, ports = text.removeprefix("tcp://").removeprefix("udp://").partition(":")
     return (ports or "80,443") if host == ANY_HOST else ""

@@ -81,9 +81,9 @@ class RuleSet:
                 (denied if rule.deny else allowed).extend(rule.ports)
         return bool(without(allowed, denied))
 
-    def for_name(self, name: str, port: int) -> NetDecision:
-        """Decide about a connection to a name."""
-        return self._decide(self._for_name(name), port)
+    def for_name(self, name: str, port: int, *, udp: bool = False) -> NetDecision:
+        """Decide about a connection, or datagrams, to a name."""
+        return self._decide(self._for_name(name), port, udp)
 
     def denies_requests(self, name: str, port: int) -> bool:
         """Whether a rule denies some request to a name, so that a connection must be looked into."""
@@ -105,15 +105,15 @@ class RuleSet:
                 found = NetDecision(True, index, False, rule.http.scheme)
         return found
 
-    def for_address(self, ip: str, port: int) -> NetDecision:
-        """Decide about a connection to an address, by the rules for addresses alone."""
+    def for_address(self, ip: str, port: int, *, udp: bool = False) -> NetDecision:
+        """Decide about a connection, or datagrams, to an address, by the rules for addresses alone."""
         address = parse_address(ip)
         if address is None:
             return _NOT_ALLOWED
         denied = self.denies_address(ip, port)
         if denied >= 0:
             return NetDecision(False, denied, False)
-        return self._decide(self._for_address(unmapped(address)), port)
+        return self._decide(self._for_address(unmapped(address)), port, udp)
 
     def denies_address(self, ip: str, port: int) -> int:
         """Return the index of a rule that denies an address at this port; -1 if none does.
@@ -133,11 +133,13 @@ class RuleSet:
                 return index
         return -1
 
-    def _decide(self, indexes: Iterable[int], port: int) -> NetDecision:
+    def _decide(self, indexes: Iterable[int], port: int, udp: bool) -> NetDecision:
         found = _NOT_ALLOWED
         for index in sorted(indexes):
             rule = self.rules[index]
             if not has_port(rule.ports, port) or (rule.deny and rule.http):
+                continue
+            if rule.udp is not udp and not rule.deny:
                 continue
             if rule.deny:
                 return NetDecision(False, index, False)

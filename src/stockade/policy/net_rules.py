@@ -2,9 +2,10 @@
 
 A rule is a host (`api.example.com`), everything below a host (`*.example.com`), an address or a network
 (`10.1.2.3`, `10.1.0.0/16`), each with ports or without (`:443`, `:80,443`, `:8000-8010`); `tcp://host:5432`
-allows bytes that Stockade does not look into; `GET https://api.example.com/v1/**` allows requests
-(`http_rules`); `*` is every name and every public address; `!` before a rule denies. A deny rule wins over
-every other. The rule `ask` allows nothing by itself: the user is asked about names that no other rule covers.
+allows bytes that Stockade does not look into, and `udp://host:123` datagrams; `GET
+https://api.example.com/v1/**` allows requests (`http_rules`); `*` is every name and every public address; `!`
+before a rule denies. A deny rule wins over every other. The rule `ask` allows nothing by itself: the user is
+asked about names that no other rule covers.
 
 Two processes use this module and those that it is made of (`net_names`, `net_addresses`, `net_ports`): the
 supervisor, which reads policies, and the egress process, which reads what a hostile program sends. So they
@@ -33,6 +34,7 @@ from stockade.policy.net_addresses import (
     network_text,
     parse_address,
     parse_network,
+    special_range,
     unmapped,
 )
 from stockade.policy.net_errors import NetRuleError
@@ -72,7 +74,12 @@ _SCHEMES = {
     "postgresql": "tcp://{host}:5432",
     "mysql": "tcp://{host}:3306",
     "redis": "tcp://{host}:6379",
+    "udp": "udp://{host}:PORT",
+    "ntp": "udp://{host}:123",
+    "stun": "udp://{host}:3478",
 }
+#: What a rule that Stockade does not look into begins with, and a port for hints.
+_TRANSPORTS = {"tcp": 5432, "udp": 123}
 #: Words for a whole network, and the one that a policy has for it.
 _WORDS = {
     **dict.fromkeys(("open", "host", "bridge", "all", "any", "on", "yes", "true", "internet"), "open"),
@@ -88,7 +95,7 @@ class NetRule(NamedTuple):
     #: The one way to write the rule.
     text: str
     deny: bool
-    #: Stockade does not look into what is sent: rules with `tcp://`, and rules for addresses.
+    #: Stockade does not look into what is sent: rules with `tcp://` and `udp://`, and rules for addresses.
     opaque: bool
     #: In A-labels and lower case, without `*.`; `*` for every host; empty for an address, and for `ask`.
     name: str
@@ -99,6 +106,8 @@ class NetRule(NamedTuple):
     ports: Ranges
     #: Which requests the rule is about; None for one about connections.
     http: HttpPattern | None = None
+    #: It allows datagrams and no connections. A rule that denies is about both.
+    udp: bool = False
 
 
 def parse_new_rule(text: str) -> NetRule:
@@ -130,25 +139,38 @@ def parse_rule(text: str) -> NetRule:
     if (parts := split_rule(body)) is not None:
         return _http_rule(deny, *parts)
     _refuse_other_forms(body)
-    opaque, place = body.startswith("tcp://"), body.removeprefix("tcp://")
-    if deny and opaque:
+    transport = body.partition("://")[0] if "://" in body else ""
+    place = body.removeprefix(f"{transport}://")
+    if deny and transport:
         raise NetRuleError("a deny rule covers every protocol", f"write !{place}")
     host, ports = _split(place)
-    if opaque and not ports:
-        raise NetRuleError("tcp:// needs a port", f"write tcp://{host}:5432, with the port of your server")
+    if transport and not ports:
+        hint = f"write {body}:{_TRANSPORTS[transport]}, with the port of your server"
+        raise NetRuleError(f"{transport}:// needs a port", hint)
     ranges = parse_ports(ports) if ports else ALL_PORTS if deny else WEB_PORTS
     if not deny and has_port(ranges, DNS_PORT):
         others = ports_text(without(ranges, ((DNS_PORT, DNS_PORT),)))
         raise NetRuleError(
-            f"Stockade answers port {DNS_PORT} inside itself", f"write {host}:{others}" if others else _NO_DNS
+            f"Stockade answers port {DNS_PORT} inside itself",
+            f"write {body.removesuffix(ports)}{others}" if others else _NO_DNS,
         )
     network = _rule_network(host)
+    if transport == "udp":
+        _refuse_multicast(network)
     name, wildcard = ("", False) if network is not None else _connection_name(host, ports)
     shown = network_text(network) if network is not None else f"*.{name}" if wildcard else name
-    rule = NetRule("", deny, not deny and (opaque or not name), name, wildcard, "" if name else shown, ranges)
+    opaque = not deny and (bool(transport) or not name)
+    rule = NetRule("", deny, opaque, name, wildcard, "" if name else shown, ranges, udp=transport == "udp")
     if not deny:
         ports_of([rule])
     return rule._replace(text=_text(rule, shown))
+
+
+def _refuse_multicast(network: AddressRange | None) -> None:
+    """Refuse datagrams to a group: Stockade passes on only answers of the address that was dialled."""
+    special = None if network is None else special_range(network)
+    if special is not None and special[1] == "multicast":
+        raise NetRuleError("datagrams to a group of hosts do not leave a sandbox", "name one host")
 
 
 def _http_rule(deny: bool, methods: str, scheme: str, authority: str, target: str) -> NetRule:
@@ -176,15 +198,21 @@ def network_of(rule: NetRule) -> AddressRange | None:
     return parse_network(rule.network)
 
 
-def ports_of(rules: Iterable[NetRule]) -> tuple[int, ...]:
-    """Return the ports that the rules allow to some host, sorted; an error if they are too many."""
-    ranges = merged(pair for rule in rules if not rule.deny for pair in rule.ports)
-    count = sum(high - low + 1 for low, high in ranges)
+def ports_of(rules: Iterable[NetRule], *, udp: bool = False) -> tuple[int, ...]:
+    """Return the ports of TCP, or of UDP, that the rules allow to some host, sorted.
+
+    It is an error if those of both are too many.
+    """
+    allowing = [rule for rule in rules if not rule.deny]
+    both = {
+        kind: merged(p for one in allowing if one.udp is kind for p in one.ports) for kind in (False, True)
+    }
+    count = sum(high - low + 1 for ranges in both.values() for low, high in ranges)
     if count > MOST_PORTS:
         raise NetRuleError(
             f"the rules name {count} ports, and a sandbox has at most {MOST_PORTS}", "name fewer ports"
         )
-    return tuple(port for low, high in ranges for port in range(low, high + 1))
+    return tuple(port for low, high in both[udp] for port in range(low, high + 1))
 
 
 def check_rules(rules: Sequence[NetRule]) -> None:
@@ -240,8 +268,8 @@ def _shown_name(rule: NetRule) -> str:
 
 
 def _text(rule: NetRule, shown: str) -> str:
-    before = "!" if rule.deny else "tcp://" if rule.opaque and rule.name else ""
-    if rule.ports == (ALL_PORTS if rule.deny else WEB_PORTS) and before != "tcp://":
+    before = "!" if rule.deny else "udp://" if rule.udp else "tcp://" if rule.opaque and rule.name else ""
+    if rule.ports == (ALL_PORTS if rule.deny else WEB_PORTS) and "://" not in before:
         return before + shown
     return f"{before}{f'[{shown}]' if ':' in shown else shown}:{ports_text(rule.ports)}"
 
@@ -369,16 +397,13 @@ def _refuse_other_forms(body: str) -> None:
         if letter.isspace() or not letter.isprintable():
             raise NetRuleError(f"contains {character_name(letter)}", ONE_HOST)
     scheme, has_scheme, _ = body.partition("://")
-    if has_scheme and scheme != "tcp":
+    if has_scheme and scheme not in _TRANSPORTS:
         known = scheme.lower()
         host, port = _host_of(body), _port_of(body)
         form = _SCHEMES.get(known, "tcp://{host}:PORT")
         if port:
             form = f"{form.rpartition(':')[0]}:{port}"
         form = form.format(host=host or "host")
-        if known == "udp":
-            hint = _NO_DNS if port == str(DNS_PORT) else f"if the server speaks TCP too, write {form}"
-            raise NetRuleError("only TCP leaves a sandbox", hint)
         some = f", or for some requests alone 'GET {known}://{host}/**'" if host and known in SCHEMES else ""
         raise NetRuleError("a rule names a host and ports, not a URL", f"write {form}{some}")
     if "@" in body:
@@ -416,17 +441,18 @@ def _near(host: str) -> str:
         return ""
 
 
-def suggest(name_or_address: str, port: int) -> str:
-    """Return the rule that would allow a connection, for a hint; empty if no rule can.
+def suggest(name_or_address: str, port: int, *, udp: bool = False) -> str:
+    """Return the rule that would allow a connection, or datagrams, for a hint; empty if no rule can.
 
-    >>> suggest("API.example.com", 443), suggest("2001:db8::1", 22)
-    ('api.example.com:443', '[2001:db8::1]:22')
+    >>> suggest("API.example.com", 443), suggest("2001:db8::1", 123, udp=True)
+    ('api.example.com:443', 'udp://[2001:db8::1]:123')
     """
     if port == DNS_PORT or not 1 <= port <= 65535:
         return ""
+    before = "udp://" if udp else ""
     address = parse_address(name_or_address)
     if address is not None:
         text = network_text(unmapped(address))
-        return f"[{text}]:{port}" if ":" in text else f"{text}:{port}"
+        return f"{before}[{text}]:{port}" if ":" in text else f"{before}{text}:{port}"
     near = _near(name_or_address)
-    return f"{near}:{port}" if near and not near.startswith(("*", "[")) else ""
+    return f"{before}{near}:{port}" if near and not near.startswith(("*", "[")) else ""

@@ -34,15 +34,16 @@ def refuse_unfitting(policy: Policy) -> None:
 
 def refuse_taken_proxy_port(rules: Iterable[str]) -> None:
     """Refuse rules that name the port of the proxy inside, or leave no room for it."""
-    ports = ports_of(map(parse_rule, rules))
+    parsed = [parse_rule(rule) for rule in rules]
+    ports = ports_of(parsed)
     if PROXY_PORT in ports:
         raise PolicyError(
             f"proxy = true: a rule names port {PROXY_PORT}, which is the proxy's inside",
             hint="leave the proxy out: without it programs reach that port directly",
         )
-    if len(ports) >= MOST_PORTS:
+    if (count := len(ports) + len(ports_of(parsed, udp=True))) >= MOST_PORTS:
         raise PolicyError(
-            f"proxy = true: the rules name {len(ports)} ports, and with the proxy's there is room for "
+            f"proxy = true: the rules name {count} ports, and with the proxy's there is room for "
             f"{MOST_PORTS - 1}",
             hint="name fewer ports",
         )

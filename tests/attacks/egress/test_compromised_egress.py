@@ -145,6 +145,29 @@ def test_a_compromised_egress_process_reaches_only_the_granted_ports(servers: tu
     assert found == expected
 
 
+def test_a_rule_for_datagrams_gives_sockets_for_udp_and_nothing_more(servers: tuple[int, int]) -> None:
+    granted, other = servers
+    given = {"granted": granted, "other": other, "supervisor": os.getpid()}
+    code = """
+def answer(given):
+    found = {}
+    for protocol in (0, 17, 1, 136):  # the usual one, UDP, an echo request, UDP-Lite
+        try:
+            made(socket.AF_INET6, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, protocol)
+            found[protocol] = "ok"
+        except OSError as error:
+            found[protocol] = errno.errorcode[error.errno]
+    return found
+"""
+    with running(CONFINED + ATTEMPTS + ANSWERING, (granted,), udp=True) as process:
+        found = ask(process, given)
+    by_port = {} if host().landlock >= PORTS_ABI else {"dial another port": "ok"}
+    assert found == INSIDE | by_port | {"make a UDP socket": "ok"}
+    with running(CONFINED + ATTEMPTS + code + ANSWERING, udp=True) as process:
+        refused = "EAFNOSUPPORT"
+        assert ask(process, {}) == {"0": "ok", "17": "ok", "1": refused, "136": refused}
+
+
 def test_outside_the_walls_every_attempt_succeeds(servers: tuple[int, int]) -> None:
     granted, other = servers
     given = {"granted": granted, "other": other, "supervisor": os.getpid()}

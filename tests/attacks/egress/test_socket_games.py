@@ -13,24 +13,12 @@ import pytest
 
 from attacks.arena import inside, outside
 from attacks.egress.reach import Reach
-from stockade.host import bubblewrap
-from support import bubblewraps
 
 EVIL = "11.0.0.66"
 #: What this kernel, or this user, may not be able to do outside either.
 NOT_EVERYWHERE = {"SCTP", "DCCP", "multipath", "marked", "transparent", "in repair", "UDP-Lite",
                   "an echo request", "from a privileged port", "from another address", "with a source route",
                   "a datagram to another port"}  # fmt: skip
-
-
-@pytest.fixture(params=["native", "bwrap"])
-def backend(request: pytest.FixtureRequest, reach: Reach) -> dict[str, Any]:
-    """What a policy says for a sandbox of each backend that has rules."""
-    if request.param == "native":
-        return {}
-    program = str(bubblewraps.program(bubblewraps.NEW))
-    reach.supervisor.do(f"import os; os.environ[{bubblewrap.NAMED!r}] = {program!r}")
-    return {"backend": "bwrap", "accept": ["ipc", "deny"], "toolchain": False}
 
 
 def test_outside_most_tricks_reach_it(reach: Reach) -> None:

@@ -44,6 +44,39 @@ def library(internet: Internet, code: str, **more: Any) -> Any:
     return json.loads(done.stdout)
 
 
+def test_datagrams_are_allowed_and_denied_in_a_living_sandbox(internet: Internet) -> None:
+    """The first port for datagrams needs another egress process, which may have sockets for them."""
+    found = library(
+        internet,
+        '''
+TALK = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+    one.connect(("11.0.0.30", 7008)); one.settimeout(float(sys.argv[1]))
+    try:
+        one.send(b"x"); print(one.recv(9).decode())
+    except OSError as error:
+        print(type(error).__name__)
+"""
+def talk(box, seconds):
+    return box.run(["python3", "-c", TALK, str(seconds)]).check().text.strip()
+with stockade.Sandbox(stockade.Policy(net=["api.good.example"])) as box:
+    said = [talk(box, 20)]
+    box.net.allow("udp://11.0.0.30:7008")
+    said.append(talk(box, 20))
+    box.net.allow("udp://8.8.8.8:1,2")
+    said += [talk(box, 20), *tried(box, API)]
+    box.net.deny("udp://11.0.0.30:7008")
+    said.append(talk(box, 0.5))
+    result = box.run(["true"])
+    print(json.dumps([said, box.net.rules, result.receipt.predicate.network.listeners]))
+''',
+    )
+    rules = ["api.good.example", "udp://11.0.0.30:7008", "udp://8.8.8.8:1-2", "!11.0.0.30:7008"]
+    assert found[:2] == [["ConnectionRefusedError", "x", "x", True, "TimeoutError"], rules]
+    assert {"udp4/53", "udp4/7008", "udp4/1", "udp4/2", "tcp4/443"} <= set(found[2])
+
+
 def test_what_is_allowed_is_reached_at_once(internet: Internet) -> None:
     found = library(
         internet,

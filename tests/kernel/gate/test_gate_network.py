@@ -195,7 +195,7 @@ def test_questions_over_udp_are_answered_from_the_address_that_was_asked(native:
         "    print(end.recv(100).decode(), flush=True)\n"
     )
     with native.opened() as listeners, native.box.start(["/usr/bin/python3", "-c", ask]) as process:
-        for _, descriptor in listeners.udp:
+        for _, _, descriptor in listeners.udp:
             with socket.socket(fileno=os.dup(descriptor)) as end:
                 end.settimeout(20)
                 data, ancillary, _, client_address = end.recvmsg(512, 256)
@@ -383,6 +383,7 @@ class Request(ctypes.Structure):
         ("kind", ctypes.c_uint32),
         ("count", ctypes.c_uint32),
         ("ports", ctypes.c_uint16 * wire.MAX_PORTS),
+        ("datagrams", ctypes.c_uint16),
         ("flags", ctypes.c_uint16),
     ]
 
@@ -394,23 +395,29 @@ def problem(data: bytes, descriptors: int = wire.NETWORK_DESCRIPTORS) -> str | N
     return None if found is None else found.decode()
 
 
-def message(*ports: int, count: int | None = None, flags: int = 0) -> bytes:
+def message(*ports: int, count: int | None = None, datagrams: int = 0, flags: int = 0) -> bytes:
     padded = (*ports, *[0] * (wire.MAX_PORTS - len(ports)))
     counted = len(ports) if count is None else count
-    return wire.RESIDENT_REQUEST.pack(wire.RESIDENT_NETWORK, counted, *padded, flags)
+    return wire.RESIDENT_REQUEST.pack(wire.RESIDENT_NETWORK, counted, *padded, datagrams, flags)
 
 
 @pytest.mark.parametrize(
     ("data", "descriptors", "reason"),
     [
         (message(53), 2, None),
-        (message(*range(1, 66)), 2, None),
+        (message(*range(1, 67)), 2, None),
+        (message(53, 53, datagrams=1), 2, None),
+        (message(53, datagrams=1), 2, None),
+        (message(53, 53, datagrams=0), 2, "order"),
+        (message(53, 80, 80, datagrams=2), 2, "order"),
+        (message(53, datagrams=2), 2, "count"),
+        (message(80, datagrams=1, flags=wire.NETWORK_LOOPBACK), 2, "flags"),
         (message(1, 65535), 2, None),
         (message(53), 1, "descriptors"),
         (message(53), 3, "descriptors"),
         (message(53), 0, "descriptors"),
         (message(), 2, "count"),
-        (message(*range(1, 66), count=66), 2, "count"),
+        (message(*range(1, 67), count=67), 2, "count"),
         (message(53, count=0xFFFFFFFF), 2, "count"),
         (message(53, count=2), 2, "port"),
         (message(53, 80, count=1), 2, "port"),
@@ -431,17 +438,21 @@ def test_a_request_is_checked(data: bytes, descriptors: int, reason: str | None)
 def test_any_bytes_are_checked() -> None:
     chance = random.Random(18)
     for _ in range(2000):
-        data = bytearray(message(*sorted(chance.sample(range(1, 65536), chance.randint(0, 65)))))
+        streams, datagrams = (sorted(chance.sample(range(1, 65536), chance.randint(0, 33))) for _ in range(2))
+        data = bytearray(message(*streams, *datagrams, datagrams=len(datagrams)))
         for _ in range(chance.randint(0, 4)):
             data[chance.randrange(4, len(data))] = chance.randrange(256)
         request = Request.from_buffer_copy(data)
         ports = [*request.ports[: min(request.count, wire.MAX_PORTS)]]
+        parts = ports[: len(ports) - request.datagrams], ports[len(ports) - request.datagrams :]
         is_good = (
             1 <= request.count <= wire.MAX_PORTS
+            and request.datagrams <= request.count
             and 0 not in ports
-            and ports == sorted({*ports})
+            and all(part == sorted({*part}) for part in parts)
             and not any(request.ports[request.count :])
             and request.flags in (0, wire.NETWORK_MORE, wire.NETWORK_LOOPBACK)
+            and not (request.flags == wire.NETWORK_LOOPBACK and request.datagrams)
         )
         assert (problem(bytes(data)) is None) is is_good
 

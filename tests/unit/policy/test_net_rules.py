@@ -42,6 +42,11 @@ def rules(*texts: str) -> RuleSet:
         ("tcp://db.example.com:80,443", "tcp://db.example.com:80,443"),
         ("tcp://*.example.com:22", "tcp://*.example.com:22"),
         ("tcp://10.0.0.1:22", "10.0.0.1:22"),
+        ("udp://NTP.example.com:123", "udp://ntp.example.com:123"),
+        ("udp://*.example.com:80,443", "udp://*.example.com:80,443"),
+        ("udp://192.0.2.7:5000-5001", "udp://192.0.2.7:5000-5001"),
+        ("udp://[2001:DB8::1]:123", "udp://[2001:db8::1]:123"),
+        ("udp://*:443", "udp://*:443"),
         ("10.0.0.1", "10.0.0.1"),
         ("10.0.0.1/32:443", "10.0.0.1:443"),
         ("10.0.0.0/8:443", "10.0.0.0/8:443"),
@@ -84,8 +89,15 @@ REFUSED = [
     ("http://host.example", "not a URL", "write host.example:80"),
     ("ssh://git@host.example/repo", "not a URL", "write tcp://host.example:22"),
     ("postgres://db.example/x", "not a URL", "write tcp://db.example:5432"),
-    ("udp://host.example:53", "only TCP", "look up the names"),
-    ("udp://host.example:123", "only TCP", "if the server speaks TCP too, write tcp://host.example:123"),
+    ("udp://host.example:53", "port 53", "look up the names"),
+    ("udp://host.example:53,123", "port 53", "write udp://host.example:123"),
+    ("udp://host.example", "udp:// needs a port", "write udp://host.example:123"),
+    ("UDP://host.example:123", "not a URL", "write udp://host.example:123"),
+    ("ntp://host.example", "not a URL", "write udp://host.example:123"),
+    ("!udp://host.example:123", "covers every protocol", "write !host.example:123"),
+    ("udp://tcp://host.example:1", "neither a host", "write"),
+    ("udp://239.1.2.3:5000", "a group of hosts", "name one host"),
+    ("udp://host.example:123/path", "without a path", "write host.example:123"),
     ("https://*.example.com", "not a URL", "write *.example.com:443"),
     ("https://host.example/v1", "not a URL", "or for some requests alone 'GET https://host.example/**'"),
     ("GET", "a method without a URL", "in quotes: 'GET https://api.example.com/**'"),
@@ -236,6 +248,23 @@ def test_the_rule_for_every_host_covers_names_and_public_addresses_alone() -> No
     closed = rules("*", "10.0.0.0/8:80", "!*:80")
     assert closed.for_name("a.example", 443).allowed and not closed.for_name("a.example", 80).allowed
     assert not closed.for_address("10.0.0.1", 80).allowed and closed.denies_address("8.8.8.8", 80) == 2
+
+
+def test_rules_for_datagrams_and_for_connections_are_apart_and_a_deny_rule_is_about_both() -> None:
+    some = rules(
+        "udp://ntp.example:123", "web.example:443", "udp://10.0.0.1:5000", "udp://*:8000", "!bad.example"
+    )
+    assert some.knows("ntp.example") and some.for_name("ntp.example", 123, udp=True).opaque
+    assert (
+        not some.for_name("ntp.example", 123).allowed
+        and not some.for_name("web.example", 443, udp=True).allowed
+    )
+    assert some.for_address("10.0.0.1", 5000, udp=True).allowed
+    assert not some.for_address("10.0.0.1", 5000).allowed
+    assert some.for_address("8.8.8.8", 8000, udp=True).allowed
+    assert not some.for_address("10.0.0.2", 8000, udp=True).allowed
+    assert some.for_name("bad.example", 8000, udp=True) == (False, 4, False, "")
+    assert ports_of(some.rules) == (443,) and ports_of(some.rules, udp=True) == (123, 5000, 8000)
 
 
 def test_a_decision_has_the_rule_that_made_it_and_an_opaque_rule_allows_the_most() -> None:

@@ -151,6 +151,7 @@ UNSOUND: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"net": ["GET https://a.example/v1", "*.example"]}, "already allows everything", "leave out one"),
     ({"net": ["!GET https://*.example/v1", "a.example"]}, "already allows everything", "leave out one"),
+    ({"net": ["GET https://a.example/v1", "udp://*.example:443"]}, "already allows everything", "leave out"),
     ({"net": ["GET https://a.example/v1", "*"]}, "already allows everything", "* https://a.example/**"),
     ({"net": ["GET https://a.example/", "GET http://a.example:443/"]}, "another scheme", "one port"),
     ({"net_roots": "company.pem"}, "not an absolute path", "~/company.pem"),

@@ -29,6 +29,7 @@ NET_RULES = [
     "example", "a.example", "a.example:443", "b.example:80", "x.a.example", "*.example", "*.a.example:443",
     "tcp://a.example:443", "tcp://*.example:22", "!a.example", "!a.example:80", "!*.a.example",
     "8.8.8.8", "8.8.8.0/24:443", "8.8.0.0/16", "0.0.0.0/0", "10.0.0.1", "10.0.0.0/8", "::/0", "64:ff9b::/96",
+    "udp://a.example:443", "udp://*.example:22", "udp://8.8.8.0/24:443", "udp://*:443", "udp://10.0.0.1:22",
     "*", "*:443", "*:22", "tcp://*:22", "!*:22", "!*",
     "!*.example:22", "2606:2800::/32", "!8.8.8.8", "!8.8.0.0/16:443", "!::/0", "!10.0.0.0/8",
 ]  # fmt: skip
@@ -81,15 +82,16 @@ def test_within_means_no_further_connection(one: list[str], two: list[str]) -> N
         return
     mine, other = (RuleSet([parse_rule(text) for text in texts]) for texts in (one, two))
     addresses = ("8.8.8.8", "8.8.4.4", "10.0.0.1", "64:ff9b::808:808", "2606:2800::1", "::1", "1.1.1.1")
-    for port in (22, 80, 443):
+    for port, udp in [(22, False), (80, False), (443, False), (22, True), (443, True)]:
         for name in ("example", "a.example", "b.example", "x.a.example", "y.x.a.example", "z.b.example"):
-            had, got = mine.for_name(name, port), other.for_name(name, port)
+            had, got = mine.for_name(name, port, udp=udp), other.for_name(name, port, udp=udp)
             assert got.allowed or not had.allowed
             assert got.opaque or not had.opaque
             for ip in addresses if had.allowed else ():
                 assert mine.denies_address(ip, port) >= 0 or other.denies_address(ip, port) < 0
         for ip in addresses:
-            assert other.for_address(ip, port).allowed or not mine.for_address(ip, port).allowed
+            got, had = other.for_address(ip, port, udp=udp), mine.for_address(ip, port, udp=udp)
+            assert got.allowed or not had.allowed
 
 
 @given(POLICIES)
@@ -223,6 +225,11 @@ WIDER: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"net": ["8.8.8.0/23:443"]}, {"net": ["8.8.8.0/24:443"]}, 'net = "8.8.8.0/23:443"'),
     ({"net": ["*"]}, {"net": ["*.example", "0.0.0.0/0", "::/0"]}, 'net = "*"'),
     ({"net": ["*"]}, {"net": ["*:443"]}, 'net = "*": ports 80'),
+    ({"net": ["udp://a.example:443"]}, {"net": ["*", "tcp://*:443"]}, 'net = "udp://a.example:443"'),
+    ({"net": ["tcp://a.example:443"]}, {"net": ["udp://*:443"]}, 'net = "tcp://a.example:443"'),
+    ({"net": ["udp://8.8.8.8:22"]}, {"net": ["8.8.8.8:22"]}, 'net = "udp://8.8.8.8:22"'),
+    ({"net": ["udp://a.example:1-3"]}, {"net": ["udp://*:1-2"]}, 'net = "udp://a.example:1-3": ports 3'),
+    ({"net": ["udp://*:1"]}, {"net": ["udp://*:1", "!a.example"]}, 'without net = "!a.example"'),
     ({"net": ["tcp://a.example:80"]}, {"net": ["*"]}, 'net = "tcp://a.example:80"'),
     ({"net": ["10.0.0.1"]}, {"net": ["*"]}, 'net = "10.0.0.1"'),
     ({"net": ["ask"]}, {"net": ["*"]}, 'net = "ask"'),
@@ -339,6 +346,7 @@ WITHIN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"net": ["a.example", "*.b.example", "8.8.0.0/16:443", "0.0.0.0/0"]}, {"net": ["*"]}),
     ({"net": ["GET https://a.example/"]}, {"net": ["*:443"]}),
     ({"net": ["tcp://a.example:22"]}, {"net": ["tcp://*:22"]}),
+    ({"net": ["udp://a.example:1", "udp://8.8.8.8:1"]}, {"net": ["udp://*:1"]}),
     ({"net": ["a.example:80"]}, {"net": ["*", "!*:443"]}),
     ({"net": ["a.example", "!a.example:80"]}, {"net": ["*", "!*:80"]}),
     ({"net": ["a.example"], "proxy": True}, {"net": ["a.example"], "proxy": True}),

@@ -30,7 +30,8 @@ OTHER_REQUESTS = (
     0x802C542A, 0x402C542B, 0x402C542C, 0x402C542D, 0x80045430, 0x40045431,
     2, 0x40049409, 0x4020940D, 0xC020660B,
 )  # fmt: skip
-SOCK_STREAM, SOCK_SEQPACKET, SOCK_FLAGS = 1, 5, (0x800, 0x80000)  # SOCK_NONBLOCK, SOCK_CLOEXEC
+SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET = 1, 2, 5
+SOCK_FLAGS = (0x800, 0x80000)  # SOCK_NONBLOCK, SOCK_CLOEXEC
 X32 = 0x40000000
 MFD_HUGETLB, MFD_NOEXEC_SEAL = 4, 8
 MAP_HUGETLB, SHM_HUGETLB = 0x40000, 0o4000
@@ -271,7 +272,7 @@ BOUNDS_ALONE: dict[str, list[Line]] = {
 
 PROT_EXEC = 4
 MSG_FASTOPEN = 0x20000000
-IPPROTO_IP, IPPROTO_TCP = 0, 6
+IPPROTO_IP, IPPROTO_TCP, IPPROTO_UDP = 0, 6, 17
 FIONREAD, FIONBIO = 0x541B, 0x5421
 F_DUPFD_CLOEXEC = 1030
 AT_EMPTY_PATH = 0x1000
@@ -297,9 +298,35 @@ def _tcp_sockets() -> list[Line]:
     ]
 
 
+def _tcp_and_udp_sockets() -> list[Line]:
+    """Allow UDP as well, and no other protocol of datagrams."""
+    streams, datagrams = (
+        [kind | flags for flags in (0, *SOCK_FLAGS, sum(SOCK_FLAGS))] for kind in (SOCK_STREAM, SOCK_DGRAM)
+    )
+    return [
+        (LOAD, FIRST, "", ""),
+        (EQUAL, AF_INET, "socket kinds", ""),
+        (EQUAL, AF_INET6, "socket kinds", "unsupported"),
+        "socket kinds",
+        (LOAD, SECOND, "", ""),
+        *((EQUAL, kind, "stream protocols", "") for kind in streams),
+        *((EQUAL, kind, "datagram protocols", "") for kind in datagrams[:-1]),
+        (EQUAL, datagrams[-1], "datagram protocols", "unsupported"),
+        "stream protocols",
+        (LOAD, THIRD, "", ""),
+        (EQUAL, IPPROTO_IP, "allow", ""),
+        (EQUAL, IPPROTO_TCP, "allow", "unsupported"),
+        "datagram protocols",
+        (LOAD, THIRD, "", ""),
+        (EQUAL, IPPROTO_IP, "allow", ""),
+        (EQUAL, IPPROTO_UDP, "allow", "unsupported"),
+    ]
+
+
 #: The checks on the calls of a process that relays connections.
 BOUNDS_RELAY: dict[str, list[Line]] = {
     "tcp sockets": _tcp_sockets(),
+    "tcp and udp sockets": _tcp_and_udp_sockets(),
     # A message with this flag connects as well, past the call that Landlock checks.
     "messages": [
         (LOAD, THIRD, "", ""),

@@ -2,7 +2,8 @@
 
 The gate installs the first one before it is ready. It starts the process under it, so this filter allows
 what PID 1 of that sandbox and the first lines of the process need. The process then installs the second one,
-"relay", before it reads anything: no file, no program, no further process, no new socket but TCP.
+"relay", before it reads anything: no file, no program, no further process, no new socket but TCP. If a rule
+allows datagrams, both filters are those with "-udp": they allow sockets for UDP as well.
 """
 
 from __future__ import annotations
@@ -92,10 +93,14 @@ _RESOLVER_BOUNDED = {
 }
 
 
+_UDP = {"socket": "tcp and udp sockets"}
+
 #: By what it is for: the answer to each call by its name; others are absent.
 FILTERS = {
     "gate": _relay() | dict.fromkeys(_GATE.split(), "allow") | _GATE_BOUNDED,
+    "gate-udp": _relay() | dict.fromkeys(_GATE.split(), "allow") | _GATE_BOUNDED | _UDP,
     "relay": _relay(),
+    "relay-udp": _relay() | _UDP,
     "resolver": _relay() | dict.fromkeys(_RESOLVER.split(), "allow") | _RESOLVER_BOUNDED,
 }
 

@@ -22,6 +22,7 @@ REASONS = {"no rule": "no rule of the policy covers it"}
 VERBS = {
     "connection": "connect to",
     "name": "look up",
+    "datagram": "send to",
     "connect": "connect to",
     "bind": "listen on",
     "mount": "call",

@@ -38,8 +38,8 @@ def other_hints(hint: str) -> str:
 
 
 def _refusal(one: Denial) -> str:
-    if one.what == "connection":
-        what = f"{many(one.count, 'connection')} to {one.target}"
+    if one.what in ("connection", "datagram"):
+        what = f"{many(one.count, one.what)} to {one.target}"
     else:
         what = f"the {one.what} {one.target}"
     return f"{what} ({one.reason})" if one.reason not in ("", "no rule") else what

@@ -47,9 +47,9 @@
 #endif
 
 enum { LOOPBACK = 1 }; /* the index of the device lo in every network namespace */
-enum { DNS_PORT = 53, BACKLOG = 4096 };
-/* The namespace, a listener of each family for each port, UDP in both families, and the socket for questions. */
-enum { MOST_SHOWN = 1 + 2 * MAX_PORTS + 2 + 1 };
+enum { BACKLOG = 4096 };
+/* The namespace, a listener of each family for each port, and the socket for questions. */
+enum { MOST_SHOWN = 1 + 2 * MAX_PORTS + 1 };
 _Static_assert(MOST_SHOWN <= 253, "one message carries no more");
 
 /* What the child finds open. */
@@ -69,15 +69,16 @@ const char *network_problem(const struct resident_request *request, unsigned des
 {
 	if (descriptors != NETWORK_DESCRIPTORS)
 		return "descriptors";
-	if (request->count == 0 || request->count > MAX_PORTS)
+	if (request->count == 0 || request->count > MAX_PORTS || request->datagrams > request->count)
 		return "count";
+	unsigned streams = request->count - request->datagrams;
 	for (unsigned i = 0; i < MAX_PORTS; i++) {
 		if (i >= request->count ? request->ports[i] != 0 : request->ports[i] == 0)
 			return "port";
-		if (i > 0 && i < request->count && request->ports[i] <= request->ports[i - 1])
+		if (i > 0 && i < request->count && i != streams && request->ports[i] <= request->ports[i - 1])
 			return "order";
 	}
-	return request->flags > NETWORK_LOOPBACK ? "flags" : NULL;
+	return request->flags > NETWORK_LOOPBACK || (request->flags == NETWORK_LOOPBACK && request->datagrams) ? "flags" : NULL;
 }
 
 static int same_file(int one, const struct stat *other)
@@ -383,7 +384,7 @@ static int open_tcp(unsigned char family, uint16_t port, uint32_t address)
 
 /* With the address that each datagram was sent to. An answer comes from that address, which IPv6 allows only to a
  * socket with FREEBIND. */
-static int open_udp(unsigned char family)
+static int open_udp(unsigned char family, uint16_t port)
 {
 	owned_fd receiver = socket(family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (receiver < 0)
@@ -393,7 +394,7 @@ static int open_udp(unsigned char family)
 				    set_option(receiver, IPPROTO_IPV6, IPV6_RECVPKTINFO) ||
 				    set_option(receiver, IPPROTO_IPV6, IPV6_FREEBIND))
 		return -1;
-	return bind_to(receiver, family, DNS_PORT, INADDR_ANY) ? -1 : take_fd(&receiver);
+	return bind_to(receiver, family, port, INADDR_ANY) ? -1 : take_fd(&receiver);
 }
 
 /* On it the supervisor asks which socket a connection began at. It tells of this namespace's sockets for ever. */
@@ -418,7 +419,7 @@ static _Noreturn void refuse(int error, const char *text)
 static _Noreturn void child_main(const struct resident_request *request, const struct stat *host)
 {
 	static int shown[MOST_SHOWN];
-	unsigned found = 1;
+	unsigned found = 1, streams = request->count - request->datagrams;
 	const char *failed = enter(host);
 	if (failed)
 		refuse(errno, failed);
@@ -428,13 +429,14 @@ static _Noreturn void child_main(const struct resident_request *request, const s
 	if (failed)
 		refuse(errno, failed);
 	for (unsigned i = 0; i < count; i++)
-		for (unsigned p = 0; p < request->count; p++)
+		for (unsigned p = 0; p < streams; p++)
 			if ((shown[found++] = open_tcp(families[i].number, request->ports[p],
 						       loopback ? INADDR_LOOPBACK : INADDR_ANY)) < 0)
 				refuse_port(errno, "TCP listener", request->ports[p]);
-	for (unsigned i = 0; i < count && !request->flags; i++)
-		if ((shown[found++] = open_udp(families[i].number)) < 0)
-			refuse(errno, "UDP listener");
+	for (unsigned i = 0; i < count; i++)
+		for (unsigned p = streams; p < request->count; p++)
+			if ((shown[found++] = open_udp(families[i].number, request->ports[p])) < 0)
+				refuse_port(errno, "UDP listener", request->ports[p]);
 	if ((shown[found++] = open_questions()) < 0)
 		refuse(errno, "socket for questions about sockets");
 	/* The supervisor of an ordinary user could not ask for it. */

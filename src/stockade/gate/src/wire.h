@@ -31,18 +31,19 @@ enum { MAX_DESCRIPTORS = 250 };
 
 /* What a supervisor asks of its resident; every message has this size. */
 enum { RESIDENT_LAUNCH, RESIDENT_NETWORK };
-enum { RESIDENT_REQUEST_SIZE = 140, MAX_PORTS = 65 };
+enum { RESIDENT_REQUEST_SIZE = 144, MAX_PORTS = 66 };
 struct resident_request {
 	uint32_t kind;
-	uint32_t count; /* of ports: TCP, sorted, for a network; 0 for a launch */
+	uint32_t count; /* of ports, for a network: those of TCP and then those of UDP, each sorted; 0 for a launch */
 	uint16_t ports[MAX_PORTS];
-	uint16_t flags; /* NETWORK_MORE or NETWORK_LOOPBACK; 0 for a launch */
+	uint16_t datagrams; /* how many of them are of UDP; 0 for a launch */
+	uint16_t flags;	    /* NETWORK_MORE or NETWORK_LOOPBACK; 0 for a launch */
 };
 _Static_assert(sizeof(struct resident_request) == RESIDENT_REQUEST_SIZE, "struct resident_request");
 
 /* The descriptors that come with a request for a network: where to reply, and the sandbox's network namespace. */
 enum { NETWORK_SOCKET, NETWORK_NAMESPACE, NETWORK_DESCRIPTORS };
-/* The network has its routes already: only TCP listeners on these ports are added. */
+/* The network has its routes already: only listeners on these ports are added. */
 enum { NETWORK_MORE = 1 };
 /* Nothing is routed: TCP listeners on these ports of 127.0.0.1, whatever network the sandbox has. */
 enum { NETWORK_LOOPBACK = 2 };

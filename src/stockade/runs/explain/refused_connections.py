@@ -72,7 +72,8 @@ def hint(
 
 
 def _refusal(one: Denial) -> str:
-    what = {"name": "the lookup of", "request": "the request"}.get(one.what, "a connection to")
+    words = {"name": "the lookup of", "request": "the request", "datagram": "datagrams to"}
+    what = words.get(one.what, "a connection to")
     why = f" ({one.reason})" if one.reason not in ("", "no rule") else ""
     allow = f": `{one.hint}` allows it" if one.hint else ""
     if one.clause.startswith("limits."):
@@ -134,7 +135,9 @@ def _named(last: bytes) -> list[tuple[str, int]]:
 def _host(denial: Denial) -> str:
     if denial.what == "request":
         return denial.target.partition("://")[2].partition("/")[0].partition(":")[0]
-    return denial.target.rpartition(":")[0].strip("[]") if denial.what == "connection" else denial.target
+    if denial.what not in ("connection", "datagram"):
+        return denial.target
+    return denial.target.removeprefix("udp://").rpartition(":")[0].strip("[]")
 
 
 def _unnamed_port(last: bytes, rules: Sequence[str]) -> Denial | None:

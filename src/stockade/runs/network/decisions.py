@@ -23,21 +23,23 @@ if TYPE_CHECKING:
 MOST_DENIALS = 100
 #: The most characters of a name, and of a reason.
 MOST_NAME, MOST_REASON, MOST_REQUEST = 255, 100, 300
-_KINDS: dict[str, Literal["connect", "name", "publish", "request", "secret"]] = {
+_KINDS: dict[str, Literal["connect", "name", "publish", "request", "secret", "udp"]] = {
     "connect": "connect",
     "name": "name",
     "publish": "publish",
     "request": "request",
     "secret": "secret",
+    "udp": "udp",
 }
 #: Larger than any number of bytes that a run can move.
 MOST_BYTES = 1 << 62
 #: Kinds of decisions that are denials, in the words of denials.
-_DENIED: dict[str, Literal["connection", "name", "request", "secret"]] = {
+_DENIED: dict[str, Literal["connection", "name", "request", "secret", "datagram"]] = {
     "connect": "connection",
     "name": "name",
     "request": "request",
     "secret": "secret",
+    "udp": "datagram",
 }
 #: The controls that refuse something else than a connection or a name.
 _WALLS = {"request": Control.NETWORK_HTTP, "secret": Control.SECRETS}
@@ -210,9 +212,10 @@ def _hint(one: Decision) -> str:
     if one.name and one.reason in LOOKED_INTO:
         rule = f"tcp://{one.name}:{one.port}"
     elif one.reason in ALLOWED_BY_ADDRESS:
-        rule = suggest(one.address, one.port)
+        rule = suggest(one.address, one.port, udp=one.kind == "udp")
     elif one.reason == "no rule":
-        rule = one.name if one.kind == "name" else suggest(one.name or one.address, one.port)
+        udp = one.kind == "udp"
+        rule = one.name if one.kind == "name" else suggest(one.name or one.address, one.port, udp=udp)
     try:
         return f"--net {parse_rule(rule).text}" if rule else ""
     except NetRuleError:  # the program asked for something that is no name

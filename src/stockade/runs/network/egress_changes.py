@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from stockade.egress.names import WRITTEN_SIZE
 from stockade.egress.network_budget import SPENT_SIZE
 from stockade.errors import PolicyError, SetupError
-from stockade.gate.network import NetworkListeners
+from stockade.gate.network import DNS_PORT, NetworkListeners
 from stockade.linux import os_errors
 from stockade.policy.net_comparison import covers
 from stockade.policy.net_errors import NetRuleError
@@ -79,7 +79,7 @@ def with_allowed(rules: tuple[str, ...], asked: Sequence[str], own: Sequence[str
             raise PolicyError(
                 f"net.allow: {wanted.text} is a deny rule", hint=f'write net.deny("{wanted.text[1:]}")'
             )
-        denial = "!" + wanted.text.removeprefix("tcp://")
+        denial = "!" + wanted.text.removeprefix("tcp://").removeprefix("udp://")
         if denial in found and denial not in own:
             found.remove(denial)
         if wanted.text not in found:
@@ -96,7 +96,8 @@ def with_denied(rules: tuple[str, ...], asked: Sequence[str]) -> tuple[str, ...]
             raise PolicyError(
                 f"net.deny: {text} is a deny rule already", hint=f'write net.deny("{text[1:]}")'
             )
-        wanted = _parsed(f"!{text.removeprefix('tcp://')}" if isinstance(text, str) else text)
+        plain = text.removeprefix("tcp://").removeprefix("udp://") if isinstance(text, str) else text
+        wanted = _parsed(f"!{plain}" if isinstance(text, str) else text)
         if wanted.text not in found:
             found.append(wanted.text)
     return _bounded(found, MOST_WITH_DENIED)
@@ -214,16 +215,17 @@ def _change(
     _refuse_without_authority(handle, wanted, before)
     active = [texts.index(text) for text in wanted]
     message = {"rules": texts, "active": active}
-    asked = ports_of([parse_rule(text) for text in wanted])
-    fresh = tuple(port for port in asked if port not in handle.ports)
-    if fresh and handle.judges:
+    parsed = [parse_rule(text) for text in wanted]
+    fresh = tuple(port for port in ports_of(parsed) if port not in handle.ports)
+    datagrams = tuple(port for port in ports_of(parsed, udp=True) if port not in handle.datagram_ports)
+    if (fresh or datagrams) and handle.judges:
         raise PolicyError(
-            f"net: port {fresh[0]} needs another egress process, and with it another certificate authority, "
-            "which programs that run already would not trust",
+            f"net: port {(*fresh, *datagrams)[0]} needs another egress process, and with it another "
+            "certificate authority, which programs that run already would not trust",
             hint="name the port in the policy of the sandbox, because its rules judge requests",
         )
-    if fresh:
-        yield from _replace_process(box, handle, home, message, fresh, events)
+    if fresh or datagrams:
+        yield from _replace_process(box, handle, home, message, fresh, datagrams, events)
     else:
         answer = yield from handle.process.ask(message, (), events)
         if answer.get("ok") is not True:
@@ -274,17 +276,19 @@ def _replace_process(
     home: str,
     message: Mapping[str, object],
     fresh: tuple[int, ...],
+    datagrams: tuple[int, ...],
     events: Events,
 ) -> Steps[None]:
-    ports = tuple(sorted({*handle.ports, *fresh}))
+    ports, udp = tuple(sorted({*handle.ports, *fresh})), tuple(sorted({*handle.datagram_ports, *datagrams}))
+    every = [*(f"tcp://any.example:{port}" for port in ports), *(f"udp://any.example:{port}" for port in udp)]
     if handle.proxy_port:
-        refuse_taken_proxy_port(f"tcp://any.example:{port}" for port in ports)
+        refuse_taken_proxy_port(every)
     try:
-        ports_of([parse_rule(f"tcp://any.example:{port}") for port in ports])
+        ports_of([parse_rule(text) for text in every])
     except NetRuleError:
         raise PolicyError(
-            f"net: with {', '.join(map(str, fresh))} this sandbox would have had {len(ports)} ports in its "
-            "life, and it has at most 64",
+            f"net: with {', '.join(map(str, (*fresh, *datagrams)))} this sandbox would have had {len(every)} "
+            "ports in its life, and it has at most 64",
             hint="close it and open another with the rules that you need",
         ) from None
     for one in handle.published:
@@ -293,16 +297,16 @@ def _replace_process(
                 f"port {one.port} is published, so a rule cannot let it out",
                 hint="let the server inside use another port",
             )
-    request = box.connection.resident.open_network(box.network_fd, fresh, more=True)
+    request = box.connection.resident.open_network(box.network_fd, fresh, datagrams, more=True)
     opened, process, failure = yield from take_turns(
         await_listeners(request, events),
-        launch_egress(dialled_ports(ports, handle.settings), events, home=home),
+        launch_egress(dialled_ports(ports, handle.settings), events, home=home, udp=bool(udp)),
     )
     try:
         if failure is not None:
             raise failure
         observed, generation = yield from _take_over(
-            box, handle, home, message, ports, opened, process, events
+            box, handle, home, message, (*ports, *handle.proxy_port), udp, opened, process, events
         )
     except BaseException:
         if process is not None:
@@ -312,7 +316,7 @@ def _replace_process(
         if opened is not None:
             opened.close()
     handle.succeed(generation)
-    handle.ports, handle.observed = ports, observed
+    handle.ports, handle.datagram_ports, handle.observed = ports, udp, observed
 
 
 def _take_over(
@@ -321,6 +325,7 @@ def _take_over(
     home: str,
     message: Mapping[str, object],
     ports: tuple[int, ...],
+    udp: tuple[int, ...],
     opened: NetworkListeners,
     process: EgressProcess,
     events: Events,
@@ -339,9 +344,9 @@ def _take_over(
             if "error" in answer:
                 refused = True
                 raise _refused()
-            listeners, of_host = _joined(handle, opened, handed)
+            listeners, of_host = _joined(handle, opened, handed, (*ports, DNS_PORT), (*udp, DNS_PORT))
             inode = os.fstat(box.network_fd).st_ino
-            observed = observe_network(listeners, (*ports, *handle.proxy_port), handle.pid, inode)
+            observed = observe_network(listeners, ports, handle.pid, inode, udp)
             if of_host:
                 published = PublishedListeners.again(handle.published, of_host)
             settings = {
@@ -370,7 +375,11 @@ def _take_over(
 
 
 def _joined(
-    handle: EgressHandle, opened: NetworkListeners, handed: tuple[int, ...]
+    handle: EgressHandle,
+    opened: NetworkListeners,
+    handed: tuple[int, ...],
+    ports: tuple[int, ...],
+    udp: tuple[int, ...],
 ) -> tuple[NetworkListeners, tuple[int, ...]]:
     """Return all listeners in order, those that were handed back and the new ones, and those of the host."""
     assert handle.observed is not None
@@ -379,27 +388,26 @@ def _joined(
         raise _failed("the egress process did not hand back all listeners")
     by_name = dict(zip(named, handed, strict=False))
     by_name |= {f"tcp{family}/{port}": descriptor for port, family, descriptor in opened.tcp}
-    wanted = [(port, family) for port, family in _order(handle, opened)]
+    by_name |= {f"udp{family}/{port}": descriptor for port, family, descriptor in opened.udp}
     of_host = handed[len(named) :]
     for descriptor, one in zip(of_host, handle.published, strict=True):
         if not check_listener(descriptor, one):
             raise _failed(f"the egress process handed back something else than the listener of {one.address}")
     families = (4, 6) if opened.ipv6 else (4,)
     try:
-        return NetworkListeners(
-            tcp=[(port, family, by_name[f"tcp{family}/{port}"]) for port, family in wanted],
-            udp=[(family, by_name[f"udp{family}/53"]) for family in families],
-            ipv6=opened.ipv6,
-            namespace=opened.namespace,
-            questions=opened.questions,
-        ), of_host
+        tcp, datagrams = (
+            [
+                (port, family, by_name[f"{kind}{family}/{port}"])
+                for family in families
+                for port in sorted(some)
+            ]
+            for kind, some in (("tcp", ports), ("udp", udp))
+        )
     except KeyError:
         raise _failed("the sandbox has IPv6 no more, or only now") from None
-
-
-def _order(handle: EgressHandle, opened: NetworkListeners) -> list[tuple[int, int]]:
-    ports = sorted({*handle.ports, *handle.proxy_port, 53, *(port for port, _, _ in opened.tcp)})
-    return [(port, family) for family in ((4, 6) if opened.ipv6 else (4,)) for port in ports]
+    return NetworkListeners(
+        tcp=tcp, udp=datagrams, ipv6=opened.ipv6, namespace=opened.namespace, questions=opened.questions
+    ), of_host
 
 
 def refresh_secrets(box: LaunchedSandbox, events: Events) -> Steps[None]:

@@ -53,13 +53,14 @@ def dialled_ports(ports: Sequence[int], settings: Mapping[str, object]) -> tuple
     return tuple(sorted({*ports, *(one[2] for one in proxies)}))
 
 
-def planned_egress(prepared: RunPreparation) -> tuple[Plan, tuple[int, ...]]:
-    """Return the plan of the egress process, and the ports of the listeners inside."""
-    ports = ports_of([parse_rule(rule) for rule in prepared.resolved.policy.net])
+def planned_egress(prepared: RunPreparation) -> tuple[Plan, tuple[int, ...], tuple[int, ...]]:
+    """Return the plan of the egress process, and the TCP and the UDP ports of the listeners inside."""
+    rules = [parse_rule(rule) for rule in prepared.resolved.policy.net]
+    ports, datagrams = ports_of(rules), ports_of(rules, udp=True)
     settings = egress_settings(prepared)
     own = (PROXY_PORT,) if settings.get("proxy") else ()
-    plan = egress_plan(dialled_ports(ports, settings), prepared.state)
-    return plan, tuple(sorted({*ports, *own, DNS_PORT}))
+    plan = egress_plan(dialled_ports(ports, settings), prepared.state, udp=bool(datagrams))
+    return plan, tuple(sorted({*ports, *own, DNS_PORT})), tuple(sorted({*datagrams, DNS_PORT}))
 
 
 def configure(
@@ -98,7 +99,7 @@ def configure(
             walls = ResolverWalls(asked.plan, asked.filter, asked.uid)
             held.append(resolver)
             message["tcp"] = [[port, family] for port, family, _ in opened.tcp]
-            message["udp"] = [family for family, _ in opened.udp]
+            message["udp"] = [[port, family] for port, family, _ in opened.udp]
             message["ipv6"] = opened.ipv6
             passed += [resolver, *opened.sockets]
         if published is not None:

@@ -74,8 +74,9 @@ class EgressHandle:
         self.rules = list(rules)
         #: The places of those that are in force.
         self.active = list(range(len(rules)))
-        #: The ports inside that have listeners, besides that of DNS.
-        self.ports = ports_of([parse_rule(rule) for rule in rules])
+        parsed = [parse_rule(rule) for rule in rules]
+        #: The ports inside that have listeners, besides that of DNS: for connections, and for datagrams.
+        self.ports, self.datagram_ports = ports_of(parsed), ports_of(parsed, udp=True)
         #: A port inside of Stockade's own, which has listeners too.
         self.proxy_port = (PROXY_PORT,) if self.settings.get("proxy") else ()
         self.published = published

@@ -57,7 +57,8 @@ class NetworkSetup:
         #: With rules for requests: where programs find the authority's certificate, and by which file
         #: servers are verified, if it is not the system's.
         self._trust, self._roots = trust, roots
-        self.ports = ports_of([parse_rule(rule) for rule in rules])
+        parsed = [parse_rule(rule) for rule in rules]
+        self.ports, self._datagrams = ports_of(parsed), ports_of(parsed, udp=True)
         self._listening = (*self.ports, *((PROXY_PORT,) if self._settings.get("proxy") else ()))
         self._home = home
         self._published = published
@@ -70,12 +71,13 @@ class NetworkSetup:
         self._drop_request()
         self._pid = pid
         if self.rules:
-            self._request = resident.open_network(namespace, self._listening)
+            self._request = resident.open_network(namespace, self._listening, self._datagrams)
 
     def egress(self, events: Events) -> Steps[EgressProcess]:
         """Start the egress process."""
         ports, judges = dialled_ports(self.ports, self._settings), self._trust is not None
-        return (yield from launch_egress(ports, events, home=self._home, judges=judges))
+        udp = bool(self._datagrams)
+        return (yield from launch_egress(ports, events, home=self._home, judges=judges, udp=udp))
 
     def finish(self, process: EgressProcess, box: LaunchedSandbox, events: Events) -> Steps[EgressHandle]:
         """Check the listeners, and hand them to the egress process. A failure ends it."""
@@ -87,7 +89,7 @@ class NetworkSetup:
                 request, self._request = self._request, None
                 opened = yield from await_listeners(request, events)
                 inode = os.fstat(box.network_fd).st_ino
-                observed = observe_network(opened, self._listening, self._pid, inode)
+                observed = observe_network(opened, self._listening, self._pid, inode, self._datagrams)
             if opened is not None:
                 questions = os.dup(opened.questions)
             nudge = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

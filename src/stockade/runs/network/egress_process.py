@@ -35,7 +35,7 @@ from stockade.runs.io.eventloop import Events, Steps
 from stockade.runs.launch import GateDiedError, LaunchWatch, abandon, observe_launch, wait_for_end
 from stockade.runs.network.egress_template import egress_template
 
-#: Two sockets and four ends of pipes for each of 1,024 connections, and the listeners.
+#: Two sockets and four ends of pipes for each of 1,024 connections, the listeners, and 512 flows.
 FILES = 8192
 #: How long the process may take to answer; what it does takes milliseconds.
 ANSWER_SECONDS = 10.0
@@ -229,27 +229,34 @@ class EgressProcess:
 
 
 def launch_egress(
-    ports: tuple[int, ...], events: Events, *, home: str = "", judges: bool = False
+    ports: tuple[int, ...], events: Events, *, home: str = "", judges: bool = False, udp: bool = False
 ) -> Steps[EgressProcess]:
     """Start an egress process that may connect to these TCP ports, and check its walls.
 
-    With `judges` it can end TLS and judge requests.
+    With `judges` it can end TLS and judge requests, with `udp` make sockets for datagrams.
 
     `home` is the state directory, where compiled filters are kept. A failure leaves nothing behind.
     """
-    return (yield from launch_in_copy(ports, events, CODE, home=home, judges=judges))
+    return (yield from launch_in_copy(ports, events, CODE, home=home, judges=judges, udp=udp))
 
 
 def launch_in_copy(
-    ports: tuple[int, ...], events: Events, code: str, *, home: str = "", judges: bool = False
+    ports: tuple[int, ...],
+    events: Events,
+    code: str,
+    *,
+    home: str = "",
+    judges: bool = False,
+    udp: bool = False,
 ) -> Steps[EgressProcess]:
     """Do what `launch_egress` does with other code, which has to report the second filter as that does."""
     with os_errors.setup_errors():
-        plan = egress_plan(ports, home)
+        plan = egress_plan(ports, home, udp=udp)
+        relay = egress_calls.program("relay-udp" if udp else "relay", home)
         for attempt in range(ATTEMPTS):
             template = egress_template(judges=judges)
             try:
-                return (yield from _launch(plan, template, code, home, events))
+                return (yield from _launch(plan, template, code, relay, events))
             except (SetupError, OSError, ValueError) as error:
                 # The template died before it read the request, or another thread has found that, or that it
                 # is stale, and has closed the socket to it: then its number is -1, a ValueError.
@@ -260,8 +267,8 @@ def launch_in_copy(
     raise AssertionError("unreachable")
 
 
-def egress_plan(ports: tuple[int, ...], home: str = "") -> Plan:
-    """Return the plan of an egress process on this host."""
+def egress_plan(ports: tuple[int, ...], home: str = "", *, udp: bool = False) -> Plan:
+    """Return the plan of an egress process on this host; with `udp` it may make sockets for datagrams."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return compile_egress_plan(
         EgressInputs(
@@ -269,12 +276,12 @@ def egress_plan(ports: tuple[int, ...], home: str = "") -> Plan:
             landlock=host().landlock,
             ports=ports,
             files=FILES if most == resource.RLIM_INFINITY else min(FILES, most),
-            program=egress_calls.program("gate", home),
+            program=egress_calls.program("gate-udp" if udp else "gate", home),
         )
     )
 
 
-def _launch(plan: Plan, template: Template, code: str, home: str, events: Events) -> Steps[EgressProcess]:
+def _launch(plan: Plan, template: Template, code: str, relay: bytes, events: Events) -> Steps[EgressProcess]:
     yield from _until_ready(template, events)
     connection = client.launch(plan.encoded, (), wire.KIND_HOST_NETWORK, template=template)
     held: list[int] = []
@@ -287,7 +294,6 @@ def _launch(plan: Plan, template: Template, code: str, home: str, events: Events
             from stockade.runs.explain.gate_refused import failure
 
             raise failure(reply)
-        relay = egress_calls.program("relay", home)
         control = _start(connection, code, relay)
         said, pid, _ = yield from _receive(control, events, connection)
         filters = observe_filter(pid, reply.pid, connection.filters_before + 2)

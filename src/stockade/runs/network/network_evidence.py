@@ -53,24 +53,27 @@ class NetworkEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def observe_network(
-    listeners: NetworkListeners, ports: tuple[int, ...], pid: int, namespace: int
+    listeners: NetworkListeners,
+    ports: tuple[int, ...],
+    pid: int,
+    namespace: int,
+    datagrams: tuple[int, ...] = (),
 ) -> NetworkEvidence:
     """Compare a sandbox's listeners, routes and addresses with what its rules need, or raise SetupError.
 
-    `pid` is the sandbox's first process, `namespace` the inode number of the network namespace that the
-    sandbox was born in.
+    `ports` are those of TCP, and `datagrams` those of UDP. `pid` is the sandbox's first process, `namespace`
+    the inode number of the network namespace that the sandbox was born in.
     """
     families = (4, 6) if listeners.ipv6 else (4,)
-    wanted = [(port, family) for family in families for port in sorted({*ports, DNS_PORT})]
-    if [entry[:2] for entry in listeners.tcp] != wanted or [entry[0] for entry in listeners.udp] != [
-        *families
-    ]:
-        raise _missing("there is not one listener for each port and family")
+    for found, some in ((listeners.tcp, ports), (listeners.udp, datagrams)):
+        wanted = [(port, family) for family in families for port in sorted({*some, DNS_PORT})]
+        if [entry[:2] for entry in found] != wanted:
+            raise _missing("there is not one listener for each port and family")
     cookies = set()
     for port, family, descriptor in listeners.tcp:
         cookies.add(_check_socket(descriptor, f"tcp{family}/{port}", family, port, listens=True))
-    for family, descriptor in listeners.udp:
-        cookies.add(_check_socket(descriptor, f"udp{family}/{DNS_PORT}", family, DNS_PORT, listens=False))
+    for port, family, descriptor in listeners.udp:
+        cookies.add(_check_socket(descriptor, f"udp{family}/{port}", family, port, listens=False))
     cookies.add(_check_questions(listeners.questions))
     _check_namespace(listeners, cookies, namespace)
     _check_ipv4(_read(f"/proc/{pid}/net/fib_trie"))
@@ -85,7 +88,7 @@ def observe_network(
         addresses=("198.18.0.2/32", "fd00:5afe::2/128")[: len(families)],
         listeners=(
             *(f"tcp{family}/{port}" for port, family, _ in listeners.tcp),
-            *(f"udp{family}/{DNS_PORT}" for family, _ in listeners.udp),
+            *(f"udp{family}/{port}" for port, family, _ in listeners.udp),
         ),
     )
 

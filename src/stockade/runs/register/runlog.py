@@ -150,9 +150,8 @@ def _handoff_text(one: Handoff) -> str:
 
 def _count(result: Result, verdict: str) -> int:
     """Return how many decisions of a run have a verdict; with `network_cut` there were more."""
-    return sum(
-        one.count for one in result.network if one.verdict == verdict and one.kind in ("connect", "name")
-    )
+    kinds = ("connect", "name", "udp")
+    return sum(one.count for one in result.network if one.verdict == verdict and one.kind in kinds)
 
 
 def _decision_text(one: Decision) -> str:
