@@ -118,7 +118,7 @@ def main() -> int:
             for number, files in enumerate(_parts(_files(TIMED, *ONCE), USER_PARTS)):
                 report = f"part-{number}"
                 begun.append(_begin(stack, base / "t", others, as_user.NAME, report, files, user))
-            elsewhere = (TIMED, *ONCE, *FOR_ORDINARY_USERS)
+            elsewhere: tuple[str, ...] = (TIMED, *ONCE, *FOR_ORDINARY_USERS)
         else:
             elsewhere = (TIMED,)
         for number, files in enumerate(_parts(_files(*elsewhere), ROOT_PARTS)):
