@@ -266,7 +266,9 @@ def refuse_unjudged(secrets: Mapping[str, Any], net: Iterable[str]) -> None:
 def _judged_instead(rule: NetRule, host: NetRule, ports: str) -> str:
     """Return what to write so that everything that a host answers is searched."""
     deny = f'"!{host.name}:{ports}"'
-    if rule.name == ANY_HOST:
+    if rule.udp and rule.name == host.name:
+        return "leave it out: no rule looks into datagrams"
+    if rule.udp or rule.name == ANY_HOST:
         return f"deny this host there: {deny}"
     shown = f"*.{rule.name}" if rule.wildcard else rule.name
     port = ports.partition(",")[0].partition("-")[0]

@@ -89,6 +89,8 @@ def test_what_contradicts_a_secret_is_refused(clauses: dict[str, Any], words: st
         (["*.example.com:8080"], '"* https://*.example.com:8080/**", or deny this host there: "!api.'),
         (["*.example.com:80,8080", "!api.example.com:80"], '"* https://*.example.com:8080/**", or'),
         (["*:80"], 'deny this host there: "!api.example.com:80"'),
+        (["udp://api.example.com:123"], "leave it out: no rule looks into datagrams"),
+        (["udp://*.example.com:123"], 'deny this host there: "!api.example.com:123"'),
     ],
 )
 def test_a_rule_that_is_not_judged_is_refused_for_the_host_of_a_secret(rules: list[str], hint: str) -> None:
