@@ -22,6 +22,11 @@ def main(argv: list[str]) -> int:
 
         with cleaned_up_on_signals():
             return backends_command.main(argv[1:])
+    if argv[:1] == ["neighbours"]:
+        from stockade.bench import neighbours_command
+
+        with cleaned_up_on_signals():
+            return neighbours_command.main(argv[1:])
     if argv[:1] == ["server"]:
         argv = ["--only", "server", *argv[1:]]
     options = build_parser().parse_args(argv)
@@ -62,7 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
         "much worse than the baseline.",
         epilog="example: stockade bench --quick --only cold --only walls --json bench.json; "
         "`stockade bench server` is short for `--only server`; `stockade bench backends` compares the "
-        "backends with each other, `stockade bench soak` runs very many sandboxes instead: see their --help",
+        "backends with each other, `stockade bench soak` runs very many sandboxes, and `stockade bench "
+        "neighbours` looks for locks of the whole kernel: see their --help",
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and only what is judged")
     parser.add_argument(

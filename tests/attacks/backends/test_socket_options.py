@@ -55,6 +55,12 @@ def test_no_program_joins_a_group(found: Any, control: Any) -> None:
     assert set(control["read"].values()).isdisjoint({CLOSED}) and set(found["read"].values()) == {CLOSED}
 
 
+def test_no_program_asks_drivers_under_the_lock_of_all_networks(found: Any, control: Any) -> None:
+    """Nor makes the kernel load the modules of bridges."""
+    assert control["devices"]["SIOCETHTOOL"] == "ok", "the control shows nothing"
+    assert set(found["devices"].values()) == {"ENOTSUP"}
+
+
 def test_obscure_options_and_protocols_are_closed(found: Any, control: Any) -> None:
     open_outside = {name for name, answer in control["options"].items() if answer == "ok"}
     assert {"UDP_CORK", "UDP_CORK, high", "IPV6_MTU", "IP_OPTIONS", "SO_ZEROCOPY", HARMLESS} <= open_outside

@@ -7,8 +7,8 @@ import struct
 
 from common import say, syscall
 
-X86 = {"setsockopt": 54, "getsockopt": 55, "vmsplice": 278, "tee": 276}
-ARM = {"setsockopt": 208, "getsockopt": 209, "vmsplice": 75, "tee": 77}
+X86 = {"ioctl": 16, "setsockopt": 54, "getsockopt": 55, "vmsplice": 278, "tee": 276}
+ARM = {"ioctl": 29, "setsockopt": 208, "getsockopt": 209, "vmsplice": 75, "tee": 77}
 CALLS = {"x86_64": X86, "aarch64": ARM}[os.uname().machine]
 IP, IPV6, TCP, UDP = 0, 41, 6, 17
 HIGH = 1 << 32  # the kernel does not look at it
@@ -77,6 +77,14 @@ def read_option(level, option):
         return syscall(CALLS["getsockopt"], end.fileno(), level, option, held, ctypes.byref(size))[1]
 
 
+def ask_device(request):
+    """What a driver, a bridge or a VLAN answers about the loopback device."""
+    wanted = ctypes.create_string_buffer(struct.pack("=I", 10), 256)  # ETHTOOL_GLINK
+    asked = ctypes.create_string_buffer(struct.pack("=16sQ16x", b"lo", ctypes.addressof(wanted)), 40)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+        return syscall(CALLS["ioctl"], end.fileno(), request | HIGH, asked)[1]
+
+
 def open_socket(*arguments):
     try:
         socket.socket(*arguments).close()
@@ -91,6 +99,7 @@ say(
         "options": {name: set_option(name, *words) for name, words in OPTIONS.items()},
         "read": {"IP_MSFILTER": read_option(IP, 41 | HIGH), "MCAST_MSFILTER": read_option(IP, 48)},
         "calls": {name: syscall(CALLS[name], -1, 0, 0, 0)[1] for name in ("vmsplice", "tee")},
+        "devices": {"SIOCETHTOOL": ask_device(0x8946), "SIOCGIFBR": ask_device(0x8940)},
         "UDP-Lite": open_socket(socket.AF_INET, socket.SOCK_DGRAM, 136),
         "UDP": open_socket(socket.AF_INET, socket.SOCK_DGRAM, 17),
     }

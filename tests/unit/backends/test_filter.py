@@ -88,6 +88,9 @@ def test_other_architectures_and_x32_are_killed(program: bytes) -> None:
 REFUSED, ABSENT, FAMILY = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS, ERRNO | errno.EAFNOSUPPORT
 UNKNOWN, NO_OPTION, NO_MEMORY = ERRNO | errno.EINVAL, ERRNO | errno.ENOPROTOOPT, ERRNO | errno.ENOMEM
 NO_PROTOCOL = ERRNO | errno.EPROTONOSUPPORT
+NOT_OFFERED = ERRNO | errno.EOPNOTSUPP
+#: SIOCGIFBR, SIOCSIFBR, SIOCETHTOOL, SIOCWANDEV, SIOCADDDLCI, SIOCGIFVLAN, SIOCBRADDBR, SIOCDEVPRIVATE + 15.
+DEVICES = (0x8940, 0x8941, 0x8946, 0x894A, 0x8980, 0x8982, 0x89A0, 0x89FF)
 ANONYMOUS = 0x22  # MAP_PRIVATE | MAP_ANONYMOUS
 
 
@@ -101,6 +104,8 @@ ANONYMOUS = 0x22  # MAP_PRIVATE | MAP_ANONYMOUS
         ("ioctl", (0, bpf.TIOCSETD | HIGH), REFUSED),
         *(("ioctl", (0, request | HIGH), REFUSED) for request in bpf.SUBVOLUMES),
         ("ioctl", (0, 0x40049409), ALLOW),  # FICLONE
+        *(("ioctl", (0, asked | HIGH), NOT_OFFERED) for asked in DEVICES),
+        *(("ioctl", (0, asked), ALLOW) for asked in (0x8912, 0x893F, 0x8942, 0x8945, 0x894B, 0x8970, 0x8A00)),
         ("clone", (0x01200011,), ALLOW),
         *(("clone", (1 << bit | 17,), REFUSED) for bit in (17, 25, 26, 27, 28, 29, 30)),
         ("clone", (0x10000011 | HIGH,), REFUSED),
@@ -212,6 +217,13 @@ def test_a_policy_can_allow_filters_but_never_their_listeners(
     assert decide(allowing, number(name), *arguments) == answer
     denied = syscalls.compile_filter(("seccomp",), ("seccomp",), kind)
     assert decide(denied, number("prctl"), 22, 2) == UNKNOWN
+
+
+def test_requests_to_devices_are_refused_without_namespaces_too() -> None:
+    alone = syscalls.compile_filter((), (), syscalls.FilterKey(alone=True, network=True))
+    assert {decide(alone, number("ioctl"), 0, asked) for asked in DEVICES} == {NOT_OFFERED}
+    assert decide(alone, number("ioctl"), 0, 0x8912) == ALLOW
+    assert decide(alone, number("ioctl"), 0, 0x8A00) == ERRNO | errno.ENOTTY
 
 
 def test_exactly_the_options_of_the_tables_are_open(program: bytes) -> None:

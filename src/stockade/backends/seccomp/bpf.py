@@ -30,6 +30,8 @@ OTHER_REQUESTS = (
     0x802C542A, 0x402C542B, 0x402C542C, 0x402C542D, 0x80045430, 0x40045431,
     2, 0x40049409, 0x4020940D, 0xC020660B,
 )  # fmt: skip
+#: Requests of bridges, of drivers from SIOCETHTOOL to SIOCWANDEV, and from SIOCADDDLCI (VLANs, bonds) on.
+DEVICE_REQUESTS = ((0x8940, 0x8942), (0x8946, 0x894B), (0x8980, 0x8A00))
 SOCK_STREAM, SOCK_DGRAM, SOCK_SEQPACKET = 1, 2, 5
 SOCK_FLAGS = (0x800, 0x80000)  # SOCK_NONBLOCK, SOCK_CLOEXEC
 X32 = 0x40000000
@@ -98,6 +100,17 @@ def _internet_sockets() -> list[Line]:
     ]
 
 
+def _device_requests() -> list[Line]:
+    """Refuse what is for the administrator of a network; the request is loaded.
+
+    Some take the kernel's lock of all networks (SIOCETHTOOL), others load modules (SIOCGIFBR, SIOCGIFVLAN).
+    """
+    lines: list[Line] = []
+    for first, after in DEVICE_REQUESTS:
+        lines += [(AT_LEAST, first, "", "allow"), (AT_LEAST, after, "", "not offered")]
+    return [*lines[:-1], (AT_LEAST, DEVICE_REQUESTS[-1][1], "allow", "not offered")]
+
+
 #: The checks on the arguments of calls that are allowed within bounds.
 BOUNDS: dict[str, list[Line]] = {
     # No program may type into a terminal that it shares, or make the kernel load another line discipline.
@@ -107,7 +120,8 @@ BOUNDS: dict[str, list[Line]] = {
         *((EQUAL, request, "refuse", "") for request in SUBVOLUMES),
         (EQUAL, TIOCSETD, "refuse", ""),
         (EQUAL, TIOCSTI, "refuse", ""),
-        (EQUAL, TIOCLINUX, "refuse", "allow"),
+        (EQUAL, TIOCLINUX, "refuse", ""),
+        *_device_requests(),
     ],
     "namespaces": [
         (LOAD, FIRST, "", ""),
@@ -241,7 +255,8 @@ BOUNDS_ALONE: dict[str, list[Line]] = {
         *_REQUESTS,
         (AT_LEAST, TERMINAL_REQUESTS[1], "", "allow"),
         (AT_LEAST, SOCKET_REQUESTS[0], "", "not a terminal"),
-        (AT_LEAST, SOCKET_REQUESTS[1], "not a terminal", "allow"),
+        (AT_LEAST, SOCKET_REQUESTS[1], "not a terminal", ""),
+        *_device_requests(),
     ],
     # Any socket, even one of a pair, would reveal the addresses of the host.
     "no requests to sockets": [
