@@ -22,7 +22,6 @@ from stockade.host.capabilities import Host
 from stockade.linux import os_errors
 from stockade.linux.user import Caller
 from stockade.policy import Policy
-from stockade.policy.net_reach import reach_text
 from stockade.resolve import policy_text
 from stockade.resolve.certificates_inside import judges_requests
 from stockade.resolve.paths.protected_paths import warnings
@@ -593,4 +592,9 @@ def warnings_before(policy: Policy) -> tuple[str, ...]:
 
 def reach_warnings(policy: Policy) -> tuple[str, ...]:
     """Return a warning if the rules for the network are about every host."""
+    if not policy.net or policy.net == "open":
+        return ()
+    # Only runs with rules need it.
+    from stockade.policy.net_reach import reach_text
+
     return tuple(filter(None, (reach_text(policy.net),)))
