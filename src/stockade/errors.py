@@ -131,6 +131,14 @@ class SetupError(StockadeError):
         self.errno = errno
 
 
+def unmade_sandbox(hint: str) -> SetupError:
+    """Return the error that a program or a model reads if its sandbox cannot be made.
+
+    The reason itself may say where a link leads that a program made, and whether its target exists.
+    """
+    return SetupError("the sandbox could not be made", stage="sandbox", hint=hint)
+
+
 class DeniedError(StockadeError, PermissionError):
     """A wall ended the run, or refused a file."""
 

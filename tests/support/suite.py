@@ -40,6 +40,7 @@ OPTIONS = ["--durations=15"]
 #: What does the same for every user, and needs no right: words, screens, faces for other programs. If root
 #: runs the suite, only the ordinary user's passes run these.
 FOR_ORDINARY_USERS = (
+    "tests/attacks/integrations/test_host_oracle.py",
     "tests/interop/frameworks",
     "tests/interop/integrations",
     "tests/interop/mcp",

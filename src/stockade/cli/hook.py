@@ -14,12 +14,14 @@ from stockade.cli import run
 from stockade.cli.ui import output
 from stockade.cli.ui.argument_parser import Parser
 from stockade.cli.ui.own_command import own_command
-from stockade.errors import PolicyError, StockadeError
+from stockade.errors import PolicyError, StockadeError, unmade_sandbox
 
 #: Options of `stockade hook claude` that are not options of the policy.
 OWN = ("--allow", "--install", "--project", "--yes", "-v", "--verbose", "-q", "--quiet")
 #: Seconds that a command waits for another one of the same workspace.
 PATIENCE = 10.0
+#: How the user learns why there is no sandbox.
+UNMADE = "the user types `stockade run -- true` in this directory, with the options of the hook: it says why"
 #: The exit code that makes Claude Code stop a call.
 BLOCK = 2
 
@@ -144,7 +146,15 @@ def run_command(args: argparse.Namespace) -> int:
         )
     # What this run prints is what the agent reads.
     args.for_model = True
-    commands = [[shell, "-c", words[0]] for shell in ("bash", "sh")]
+    try:
+        return _run_in_workspace(args, [[shell, "-c", words[0]] for shell in ("bash", "sh")])
+    except StockadeError as error:
+        if error.result is not None:  # the command has run
+            raise
+        raise unmade_sandbox(UNMADE) from error
+
+
+def _run_in_workspace(args: argparse.Namespace, commands: list[list[str]]) -> int:
     quiet = argparse.Namespace(**{**vars(args), "quiet": True})
     caller, home = run.user_and_state()
     policy = run.discover_policy(quiet, caller, home).policy

@@ -172,8 +172,8 @@ def test_mcp(host: HostFiles) -> None:
                 found = []
                 for one in uses(path):
                     found.append(str(await client.call_tool("run", {"argv": one.argv, "cwd": one.cwd})))
-                    found.append(str(await client.call_tool("explain", {})))
-                    found.append(str(await client.call_tool("shell", {"code": one.line})))
+                found.append(str(await client.call_tool("explain", {})))
+                found.append(str(await client.call_tool("shell", {"code": uses(path)[-1].line})))
                 for tool, argument in (
                     ("read", "path"),
                     ("list", "path"),
@@ -204,6 +204,35 @@ def test_the_hook_and_the_shell_prefix(host: HostFiles) -> None:
         return [f"{one.returncode}\n{one.stdout}\n{one.stderr}" for one in done]
 
     assert differing(host.few, ask) == []
+
+
+def test_a_sandbox_that_cannot_be_made(host: HostFiles) -> None:
+    """Where programs write for real, they can replace what the policy names by a link to anything."""
+    policy, planted = host.project.parent / "policy.toml", host.project / "data"
+    policy.write_text(
+        f'read = ["{planted}"]\nunprotect = [".envrc", ".vscode", ".claude"]\n'
+        f'workspace = {{path = "{host.project}", mode = "rw"}}\n'
+    )
+
+    def said(*words: str) -> str:
+        done = subprocess.run(
+            [STOCKADE, *words], cwd=host.project, capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.stderr
+
+    async def mcp() -> str:
+        async with Client(server_process(host.project, "-p", str(policy))) as client:
+            return str(await client.call_tool("run", {"argv": ["true"]}))
+
+    def ask(path: str) -> list[str]:
+        planted.unlink(missing_ok=True)
+        planted.symlink_to(path)
+        assert Path(path).name in said("run", "-p", str(policy), "--", "true")  # the control
+        return [said("hook", "run", "-p", str(policy), "--", "true"), asyncio.run(mcp())]
+
+    (link,) = (one for one in host.twins if one.there.endswith("/link"))
+    assert differing([link], ask) == []
+    assert "id_mine" not in str(ask(link.there))
 
 
 def test_delegation(host: HostFiles) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import shlex
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import anyio
 
-from stockade.errors import NotFoundError, PolicyError
+from stockade.errors import NotFoundError, PolicyError, StockadeError, unmade_sandbox
 from stockade.sandbox.async_sandbox import AsyncSandbox
 from stockade.sandbox.workspace import Workspace
 
@@ -30,11 +31,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_log = logging.getLogger("stockade")
+
 #: How many runs `explain` and `read` still know, and how many bytes of output they hold together: in memory,
 #: and in the files beyond the policy's limit, which are deleted with the oldest runs.
 KEPT_RUNS = 20
 KEPT_BYTES = 64 << 20
 KEPT_IN_FILES = 4 << 30
+#: How the user learns why there is no sandbox.
+UNMADE = "the server has written the reason to its stderr, for the user; `stockade run -- true` says it too"
 
 
 class PastRun(NamedTuple):
@@ -90,7 +95,11 @@ class Workbench:
             name=self._name,
         )
         box._pinned = self.found.pinned
-        await box.open()
+        try:
+            await box.open()
+        except StockadeError as error:
+            _log.warning("the sandbox could not be made: %s\n%s", error.message, error.hint)
+            raise unmade_sandbox(UNMADE) from error
         if _has_overlay(self.found):
             self._workspace = box.workspace.id
         return box
