@@ -49,8 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="stockade trust",
         description="Trust a project's policy file as it is now: it may then ask for more than your own\n"
-        "policy allows. The trust ends when the file changes, or when a path in it comes to lead\n"
-        "elsewhere because a link was added or changed.",
+        "policy allows, and it applies in the directories below it. The trust ends when the file changes,\n"
+        "or when a path in it comes to lead elsewhere because a link was added or changed. If the file\n"
+        "names its directory as the workspace, that stays agreed when it changes.",
         epilog="example:\n  stockade trust ./stockade.toml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
