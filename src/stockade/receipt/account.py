@@ -15,7 +15,9 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from stockade.errors import ReceiptError, StockadeError
 
@@ -196,7 +198,7 @@ class Account:
         return receipt
 
 
-class RunRecord(NamedTuple):
+class RunRecord(msgspec.Struct, frozen=True):
     """How a run ended, as the log of runs and its receipt say it."""
 
     result: Result
