@@ -80,6 +80,11 @@ class _Handler(BaseHTTPRequestHandler):
         return
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Say nothing about clients that go away."""
+
+
 async def application(scope: dict[str, Any], _receive: Any, send: Any) -> None:
     """An application of uvicorn that answers without a look at the body."""
     if scope["type"] == "http":
@@ -110,7 +115,7 @@ def main(address: str) -> None:
 
     for name in RAW:
         threading.Thread(target=_listen, args=(address, name), daemon=True).start()
-    server = ThreadingHTTPServer((address, PORTS["http.server"]), _Handler)
+    server = _Server((address, PORTS["http.server"]), _Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     uvicorn.run(application, host=address, port=PORTS["uvicorn"], log_level="error", lifespan="off")

@@ -12,6 +12,7 @@ from stockade.egress.termination.byte_stream import ByteStream, StreamError
 from stockade.egress.termination.http1_connection import ClientGoneError, Http1Connection
 from stockade.egress.termination.http1_upstream import Http1Upstream
 from stockade.egress.termination.http2_connection import Http2Connection
+from stockade.egress.termination.http2_upstream import Http2Upstream
 from stockade.egress.termination.judge import JudgedRequest, RequestJudge
 from stockade.egress.termination.messages import HttpExchange
 from stockade.egress.termination.reader import StreamReader
@@ -21,7 +22,7 @@ from stockade.policy.net_rules import parse_rule
 
 HOST = "a.test"
 #: The version of HTTP that the program speaks, and the server's.
-ONE, TWO = (1, 1), (2, 2)
+ONE, TWO, ONE_TO_TWO = (1, 1), (2, 2), (1, 2)
 MOST_CONNECTIONS = 20
 
 
@@ -151,5 +152,7 @@ class _Pipes:
 
         if self._versions == TWO:
             return Http2Connection(client, first, judge, exchange, report)
-        upstream = Http1Upstream(self._dial, first, judge.authority)
-        return Http1Connection(StreamReader(client), upstream, judge, exchange, report)
+        http1 = Http1Upstream(self._dial, first if self._versions == ONE else None, judge.authority)
+        http2 = Http2Upstream(self._dial, first, http1, judge.authority)
+        route = http1 if self._versions == ONE else http2
+        return Http1Connection(StreamReader(client), route, judge, exchange, report)

@@ -146,6 +146,21 @@ def test_what_a_server_that_heeds_nothing_does_with_a_body_is_beyond_the_rules(
         assert 1 <= bytes.fromhex(said).count(b"HTTP/1.1 200") <= data.count(b"/v1/"), bytes.fromhex(said)
 
 
+def test_behind_a_gateway_each_request_still_has_one_answer(
+    reach: Reach, executed: Callable[[], list[list[str]]]
+) -> None:
+    """nginx translates HTTP/2 to HTTP/1.1, over connections that it keeps, for a server that reads no body.
+
+    Whether that server executes what is hidden there is between the two.
+    """
+    host = f"{WWW}:{PORTS['tls']}"
+    hidden = head("DELETE", "/admin/all", host)
+    sent = with_body("GET", "/v1/proxied", host, hidden) + head("GET", "/v1/next", host)
+    inside = reach.inside("judged", [[WWW, PORTS["tls"], "http/1.1", [sent.hex()], 0]], net=RULES)
+    assert bytes.fromhex(inside.verdict[0]).count(b"HTTP/1.1 ") == 2
+    assert ["nginx", "GET /v1/next HTTP/2.0", ""] in executed()
+
+
 SEND = """
 import socket, sys
 with socket.create_connection(("a.example", 80), 10) as end:

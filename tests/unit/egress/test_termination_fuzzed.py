@@ -2,7 +2,7 @@
 
 Whatever both sides send, a connection ends in bounded time and by its own errors, and another parser finds in
 what reached the server only requests that the rules allow. STOCKADE_FUZZ_SECONDS is how long is fuzzed, a
-quarter for each; a failure prints seed and input.
+sixth for each; a failure prints seed and input.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import h11
 import hpack
 from hyperframe.frame import DataFrame, HeadersFrame, SettingsFrame
 
-from support.http_pipes import HOST, ONE, TWO, pass_through
+from support.http_pipes import HOST, ONE, ONE_TO_TWO, TWO, pass_through
 from support.mutation import pieces, run_fuzzer
 
-SECONDS = float(os.environ.get("STOCKADE_FUZZ_SECONDS", "5")) / 4
+SECONDS = float(os.environ.get("STOCKADE_FUZZ_SECONDS", "5")) / 6
 INTERESTING = (
     b"\0", b"\r", b"\n", b"\r\n", b"\r\n\r\n", b" ", b"\t", b":", b";", b"%2f", b"%2e%2e", b"..", b"//",
     b"Host: evil.test\r\n", b"Host: a.test\r\n", b"GET /secret HTTP/1.1\r\nHost: a.test\r\n\r\n",
@@ -174,5 +174,28 @@ def test_a_connection_of_http2_ends_whatever_a_server_answers() -> None:
         found = pass_through(TWO, [chance.choice(STREAMS)], lambda _: data, once=True)
         check_two(found.reached[0])
         return any(found.reached)
+
+    run_fuzzer(ANSWERS, examine, INTERESTING, SECONDS)
+
+
+# A program that speaks HTTP/1 and a server that speaks HTTP/2
+
+
+def test_only_allowed_streams_reach_a_server_whatever_a_program_sends_in_http1() -> None:
+    def examine(data: bytes, chance: random.Random) -> bool:
+        found = pass_through(ONE_TO_TWO, pieces(data, chance), lambda _: ANSWERS[0])
+        for reached in found.reached:
+            check_two(reached) if reached.startswith(b"PRI") else check_one(reached)
+        return any(not one.reason for one in found.judged)
+
+    run_fuzzer(REQUESTS, examine, INTERESTING, SECONDS)
+
+
+def test_a_connection_of_http1_ends_whatever_a_server_answers_in_http2() -> None:
+    def examine(data: bytes, chance: random.Random) -> bool:
+        found = pass_through(ONE_TO_TWO, [chance.choice(REQUESTS)], lambda _: data, once=True)
+        # What a program gets is responses of HTTP/1, however hostile the frames are.
+        assert not found.said or found.said.startswith(b"HTTP/1.1 "), found.said
+        return b"HTTP/1.1 20" in found.said
 
     run_fuzzer(ANSWERS, examine, INTERESTING, SECONDS)

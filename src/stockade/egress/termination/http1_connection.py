@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from stockade.egress.decoders.http_requests import RequestRefusedError
 from stockade.egress.termination.byte_stream import ByteStream, StreamError
@@ -40,7 +40,8 @@ _CHUNK_SIZE = re.compile(rb"[0-9a-fA-F]{1,15}")
 _INTERIM = 16
 _METHOD = re.compile(rb"[!-~]{1,32}")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-#: How long a server may take to say why it reads no more, and a peer of a WebSocket to say its last words.
+#: How long a server may take to say why it reads no more, a program to send the rest of a body that was
+#: answered already, and a peer of a WebSocket to say its last words.
 _LAST_ANSWER_SECONDS = 1.0
 
 
@@ -64,8 +65,8 @@ class Http1Connection:
         self._judge, self._exchange, self._report = judge, exchange, report
         #: Whether another coroutine reads what the program sends.
         self._sending = False
-        #: Whether the head of the final response was passed on.
-        self._answered = False
+        #: Whether the head of the final response was passed on, and whether all of it was.
+        self._answered = self._responded = False
 
     async def run(self) -> bytes:
         """Pass on requests until one side ends; return the last words to the program, b"" for none."""
@@ -127,7 +128,7 @@ class Http1Connection:
     async def _serve(self, request: Http1Request) -> bool:
         """Pass on one request and its response; return whether the connection goes on."""
         exchange = self._exchange(request.head)
-        self._answered = False
+        self._answered = self._responded = False
         head = exchange.request_head(request.head)
         server = await self._upstream.begin(
             request, head, self._wait_for_server, reframes=exchange.reframes_request
@@ -172,7 +173,11 @@ class Http1Connection:
                 await asyncio.wait((responding,), timeout=_LAST_ANSWER_SECONDS)
             if sending.done() and (error := sending.exception()) is not None and not responding.done():
                 raise error
-            return await responding
+            response = await responding
+            self._responded = True
+            # The server has answered before it has read all; the program sends the rest all the same.
+            await asyncio.wait((sending,), timeout=_LAST_ANSWER_SECONDS)
+            return response
         finally:
             # A response is the last one if the body has not been sent to its end.
             self._sending = not sending.done() or sending.cancelled() or sending.exception() is not None
@@ -183,7 +188,7 @@ class Http1Connection:
     async def _send_body(self, request: Http1Request, exchange: HttpExchange, server: ServerExchange) -> None:
         if not request.body.chunked:
             await self._send_bytes(request.body.length, exchange, server)
-            await server.send_end(exchange.request_end(), ())
+            await self._unless_answered(server.send_end(exchange.request_end(), ()))
             return
         try:
             while size := _chunk_size(await self._from_client.line()):
@@ -195,7 +200,7 @@ class Http1Connection:
             raise RequestRefusedError("chunk size") from None
         check_trailers(trailers)
         trailers = exchange.request_trailers(trailers)
-        await server.send_end(exchange.request_end(), trailers)
+        await self._unless_answered(server.send_end(exchange.request_end(), trailers))
 
     async def _send_bytes(self, left: int, exchange: HttpExchange, server: ServerExchange) -> None:
         while left:
@@ -203,7 +208,15 @@ class Http1Connection:
             if not data:
                 raise StreamError("ended in a body")
             left -= len(data)
-            await server.send_data(exchange.request_data(data))
+            await self._unless_answered(server.send_data(exchange.request_data(data)))
+
+    async def _unless_answered(self, sending: Awaitable[None]) -> None:
+        """Send a piece of a body; once all of the response was passed on, the server need not read it."""
+        try:
+            await sending
+        except StreamError:
+            if not self._responded:
+                raise
 
     async def _pass_response(
         self, request: Http1Request, exchange: HttpExchange, server: ServerExchange

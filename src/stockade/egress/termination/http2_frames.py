@@ -38,6 +38,7 @@ class FrameGate:
         self._pending = bytearray()
         #: What the peer sends before the first frame, and has not sent yet.
         self._preface = PREFACE if preface else b""
+        self._is_client = preface
         self._frames, self._resets = SPARE_FRAMES, SPARE_RESETS
         self._earned = 0
 
@@ -86,8 +87,9 @@ class FrameGate:
         elif kind == _DATA:
             self.earn(size)
             self._frames += 1 if size else 0
-        elif kind == _RESET:
-            # A request that is reset at once costs the server more than its program.
+        elif kind == _RESET and self._is_client:
+            # A request that is reset at once costs the server more than its program. A server resets each
+            # request that it has answered without a look at the body.
             self._resets -= 2
         if self._frames < 0 or self._resets < 0:
             raise FrameRefusedError("too many frames")
