@@ -1,8 +1,7 @@
-"""Sends a datagram to each of a list of [HOST, PORT, TEXT, SIZE]: the text, filled up to the size.
+"""Sends a datagram to each of a list of [HOST, PORT, TEXT, SIZE, SECONDS]: the text, filled up to the size.
 
-Each has a socket of its own. The verdict has the hosts and ports as keys: for each answer how long it is and
-whether it came from the address that was asked, then the name of an error. The second argument is how long to
-wait for answers.
+Each has a socket of its own, and waits so long for an answer. The verdict has the hosts and ports as keys:
+for each answer how long it is and whether it came from the address that was asked, then the name of an error.
 """
 
 import errno
@@ -33,11 +32,10 @@ def exchange(host, port, text, size, seconds, found):
 
 
 def main():
-    seconds = float(sys.argv[2])
-    verdict = {f"{host} {port}": [] for host, port, _, _ in json.loads(sys.argv[1])}
+    targets = json.loads(sys.argv[1])
+    verdict = {f"{host} {port}": [] for host, port, *_ in targets}
     threads = [
-        threading.Thread(target=exchange, args=(*each, seconds, verdict[f"{each[0]} {each[1]}"]))
-        for each in json.loads(sys.argv[1])
+        threading.Thread(target=exchange, args=(*each, verdict[f"{each[0]} {each[1]}"])) for each in targets
     ]
     for thread in threads:
         thread.start()
