@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stockade.egress.active_rules import ActiveRules
-from stockade.egress.termination.judge import JudgedRequest, RequestJudge
+from stockade.egress.termination.judge import HostJudge, JudgedRequest, RequestJudge
 from stockade.egress.termination.messages import RequestHead
 from stockade.policy.http_targets import MOST_WORK, Target
 from stockade.policy.net_rule_set import NetDecision
@@ -55,3 +55,22 @@ def test_the_work_for_one_request_is_bounded_whatever_it_asks_for(target: str) -
     assert (judged.reason, judged.status) == ("limit", 400)
     assert len(rules.targets) < 1000 and len(set(map(id, rules.targets))) == 1
     assert rules.targets[0].work <= MOST_WORK + 64
+
+
+@pytest.mark.parametrize(
+    ("field", "allowed"),
+    [
+        ((b"x-forwarded-host", b"evil.test"), False),
+        ((b"x-forwarded-host", b"a.test:80, evil.test"), False),
+        ((b"forwarded", b"host=evil.test"), False),
+        ((b"transfer_encoding", b"chunked"), False),
+        ((b"x-forwarded-host", b"a.test"), True),
+        ((b"x-original-url", b"/anything/there"), True),
+    ],
+)
+def test_a_plain_rule_allows_everything_at_its_host_and_no_other_host(
+    field: tuple[bytes, bytes], allowed: bool
+) -> None:
+    head = RequestHead("GET", "http", "a.test", 80, "/", (field,))
+    judged = HostJudge("a.test", 80, None).judge(head)
+    assert judged.reason == ("" if allowed else "ambiguous request")

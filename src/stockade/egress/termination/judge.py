@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from stockade.egress.termination.messages import RequestHead
-from stockade.egress.termination.override_fields import check_overrides, override_methods
+from stockade.egress.termination.override_fields import check_hosts, check_overrides, override_methods
 from stockade.policy.http_rules import check_method
 from stockade.policy.http_targets import AmbiguousTargetError, LongTargetError, Target, read_target
 from stockade.policy.net_rule_set import NetDecision
@@ -106,8 +106,13 @@ class HostJudge(RequestJudge):
         super().__init__(_no_rules, "http", host, port, spend)
 
     def judge(self, head: RequestHead) -> JudgedRequest:
-        """Return whether the sandbox may send another request."""
-        return self._counted(self._shown(head.method, head.target.partition("?")[0]), -1)
+        """Return whether the sandbox may send another request, and no header names another host."""
+        shown = self._shown(head.method, head.target.partition("?")[0])
+        try:
+            check_hosts(head)
+        except AmbiguousTargetError as error:
+            return JudgedRequest(shown, "ambiguous request", -1, 400, str(error))
+        return self._counted(shown, -1)
 
 
 def _no_rules() -> RequestRules:

@@ -67,12 +67,19 @@ def override_methods(fields: Fields) -> set[str]:
 
 def check_overrides(head: RequestHead) -> None:
     """Refuse headers that name another path or host than the request, with AmbiguousTargetError."""
+    for name, _ in head.fields:
+        plain = _plain(name)
+        if plain in _PATH_FIELDS or (plain != name and plain in _METHOD_FIELDS):
+            raise AmbiguousTargetError(f"some servers take {plain.decode()} for another path or method")
+    check_hosts(head)
+
+
+def check_hosts(head: RequestHead) -> None:
+    """Refuse headers that name another host, or that decide where a request ends, by another spelling."""
     host = head.host.encode("ascii")
     hosts = (host, b"%b:%d" % (host, head.port))
     for name, value in head.fields:
         plain = _plain(name)
-        if plain in _PATH_FIELDS or (plain != name and plain in _METHOD_FIELDS):
-            raise AmbiguousTargetError(f"some servers take {plain.decode()} for another path or method")
         if plain != name and plain in DECISIVE:
             raise AmbiguousTargetError(f"some servers take {name.decode()} for {plain.decode()}")
         other = plain in _HOST_FIELDS and value.lower() not in hosts
