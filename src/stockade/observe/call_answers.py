@@ -10,7 +10,7 @@ from stockade.observe import dangers
 from stockade.observe.access import Access, Action
 from stockade.observe.answer_values import Answer, PolicyChange
 from stockade.observe.view import Walls
-from stockade.policy import Policy, socket_options
+from stockade.policy import socket_options
 from stockade.policy.socket_options import MULTICAST
 from stockade.policy.values import show
 
@@ -37,7 +37,7 @@ def answer_call(access: Access, walls: Walls) -> Answer:
     name = "mount" if access.action is Action.MOUNT else access.target
     policy = walls.resolved.policy
     if socket_options.is_option(name):
-        return _answer_option(access, policy)
+        return _answer_option(access, walls)
     answers = _answers(walls)
     decided = answers.get(name, "absent")
     wall = Control.SYSCALLS.value
@@ -77,8 +77,9 @@ def answer_call(access: Access, walls: Walls) -> Answer:
     return _refused(access, "syscalls.allow", f"{name} is not on the built-in list of system calls", change)
 
 
-def _answer_option(access: Access, policy: Policy) -> Answer:
+def _answer_option(access: Access, walls: Walls) -> Answer:
     """Answer whether a program may set an option of a socket."""
+    policy = walls.resolved.policy
     name, clause = access.target, socket_options.clause_for(access.target)
     if socket_options.is_open(name) or clause in policy.syscalls.allow:
         by = f"syscalls.allow = {show(clause)}" if clause else "default"
@@ -87,6 +88,8 @@ def _answer_option(access: Access, policy: Policy) -> Answer:
     if not clause:
         return _refused(access, "default", f"no policy can open the socket option {name}")
     joins = clause == MULTICAST
+    if joins and (walls.alone or policy.net == "open"):
+        return _refused(access, "default", f"no policy can open {name} in the network of the host")
     why = "joining groups takes the kernel's lock of all networks" if joins else "few programs need it"
     danger = dangers.MULTICAST if joins else dangers.MORE_CALLS
     change = PolicyChange(toml=f"syscalls.allow = [{show(clause)}]", danger=danger)

@@ -10,6 +10,7 @@ import pytest
 import stockade
 from stockade.bench import neighbours
 from stockade.inside import lock_jobs
+from support.means import need_program
 
 CONTROL = neighbours.NeighbourCosts(
     job="spin", done=9, starts=9, start=0.01, longest_start=0.1, host=0.01, longest_host=0.1,
@@ -25,10 +26,11 @@ def test_each_job_does_something_inside() -> None:
 
 
 def test_a_job_runs_beside_its_neighbours_until_its_time_is_over() -> None:
+    need_program("unshare")
     control, joins = neighbours.measure(["multicast"], 0.8, 3, lambda sentence: None)
     assert (control.job, joins.job) == ("spin", "multicast")
     for one in (control, joins):
-        assert one.done > 0 and one.starts > 0 and one.outcome == "timed-out"
+        assert one.starts > 0 and one.outcome == "timed-out"
         assert 0 < one.start <= one.longest_start and 0 < one.host <= one.longest_host
 
 

@@ -168,6 +168,8 @@ def test_a_closed_socket_option_names_what_opens_it(ask: _Asker) -> None:
         assert found.change.toml == f'syscalls.allow = ["{clause}"]'
         assert ask(Policy(syscalls={"allow": [clause]}), "call", name).allowed  # type: ignore[arg-type]
     assert ask(Policy(), "call", "TCP_NODELAY").allowed
+    found = ask(Policy(net="open"), "call", "IP_ADD_MEMBERSHIP", errno.ENOPROTOOPT)
+    assert (found.allowed, found.change) == (False, None)
     found = ask(Policy(), "call", "setsockopt 263, 1", errno.ENOPROTOOPT)
     assert (found.allowed, found.change) == (False, None)
 
