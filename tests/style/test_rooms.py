@@ -142,7 +142,6 @@ NOUNS = frozenset(
         "Landing",
         "Listing",
         "LoopWarning",
-        "RequestScreen",
         "RunEnding",
         "Spending",
         "Screening",
