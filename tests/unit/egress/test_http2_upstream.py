@@ -7,6 +7,7 @@ import h2.connection
 import h2.events
 import h2.settings
 
+from stockade.egress.termination.http2_side import WINDOW
 from support.http_pipes import ONE_TO_TWO, Passage, pass_through
 
 HOST = b"a.test"
@@ -19,8 +20,10 @@ def head(method: str = "GET", target: str = "/ok/x", more: str = "") -> bytes:
 class Server:
     """A server that answers each request once it has ended, and HTTP/1.1 with a WebSocket."""
 
-    def __init__(self, *, window: int = 65535, leaves: bool = False, length: bool = True) -> None:
-        self._window, self._leaves, self._length = window, leaves, length
+    def __init__(
+        self, *, window: int = 65535, leaves: bool = False, length: bool = True, body: bytes = b"ok"
+    ) -> None:
+        self._window, self._leaves, self._length, self._body = window, leaves, length, body
         self.requests: list[tuple[dict[bytes, bytes], bytes, dict[bytes, bytes]]] = []
         self.connections = self.pings = 0
         self._open: dict[int, tuple[dict[bytes, bytes], bytearray, dict[bytes, bytes]]] = {}
@@ -54,9 +57,9 @@ class Server:
         elif isinstance(event, h2.events.StreamEnded):
             fields, body, trailers = self._open.pop(event.stream_id)
             self.requests.append((fields, bytes(body), trailers))
-            more = [(b"content-length", b"2")] if self._length else []
+            more = [(b"content-length", b"%d" % len(self._body))] if self._length else []
             self._http.send_headers(event.stream_id, [(b":status", b"200"), (b"x", b"y"), *more])
-            self._http.send_data(event.stream_id, b"ok", end_stream=self._length)
+            self._http.send_data(event.stream_id, self._body, end_stream=self._length)
             if not self._length:
                 self._http.send_headers(event.stream_id, [(b"x-sum", b"1")], end_stream=True)
             if self._leaves:
@@ -96,6 +99,12 @@ def test_a_long_body_waits_for_the_servers_window() -> None:
 def test_a_response_without_a_length_comes_in_chunks_with_its_trailers() -> None:
     found = talk(Server(length=False), head())
     assert found.said.endswith(b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nx-sum: 1\r\n\r\n")
+
+
+def test_a_connection_carries_more_than_its_window() -> None:
+    server = Server(body=b"x" * 16384)
+    found = talk(server, head() * (WINDOW // 16384 + 2))
+    assert server.connections == 1 and found.said.count(b"x" * 16384) == WINDOW // 16384 + 2
 
 
 def test_a_server_that_wants_no_more_gets_the_next_request_on_another_connection() -> None:

@@ -174,9 +174,8 @@ class Http2ServerExchange:
         while not self._data and not self._ended:
             await self._receive()
         data, self._data = bytes(self._data), bytearray()
-        if self._unacknowledged and not self._ended:
-            self._side.http.acknowledge_received_data(self._unacknowledged, self._number)
-            self._unacknowledged = 0
+        self._give_back()
+        if not self._ended:
             await self._side.flush()
         return data
 
@@ -186,7 +185,14 @@ class Http2ServerExchange:
 
     def finish(self, *, whole: bool) -> None:
         """Let go of the stream; one that has not come to its end is the last of its connection."""
+        self._give_back()
         self._side.wants_no_more = self._side.wants_no_more or not whole
+
+    def _give_back(self) -> None:
+        """Give the server room for as much data as was read; that of an ended stream is the connection's."""
+        if self._unacknowledged:
+            self._side.http.acknowledge_received_data(self._unacknowledged, self._number)
+            self._unacknowledged = 0
 
     async def _receive(self) -> None:
         try:
