@@ -21,6 +21,9 @@ STREAMS = 100
 #: Bytes of data that a sender may send ahead, for one stream and for all.
 STREAM_WINDOW, WINDOW = 256 * 1024, 1 << 20
 _FIRST_WINDOW = 65535
+#: The most of the headers sent to a peer that is kept to compress further ones. A peer may ask for 4 GiB,
+#: and the library searches all of it for each header.
+_TABLE = 4096
 MOST_FIELDS = 256
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _BAD_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -74,7 +77,10 @@ class Http2Side:
             return None
         passed = self.gate.feed(data)
         self.wants_no_more = self.wants_no_more or passed.goes_away
-        return self.http.receive_data(passed.data) if passed.data else []
+        events = self.http.receive_data(passed.data) if passed.data else []
+        if self.http.encoder.header_table_size > _TABLE:
+            self.http.encoder.header_table_size = _TABLE
+        return events
 
 
 def begin(http: h2.connection.H2Connection, settings: dict[h2.settings.SettingCodes, int]) -> None:
