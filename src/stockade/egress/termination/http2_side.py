@@ -69,6 +69,7 @@ class Http2Side:
         """Return the next events; None at the end of the stream."""
         while (data := self.stream.read_now()) is None:
             await wait(self.stream)
+        await self.stream.take_turns()
         return self.take(data)
 
     def take(self, data: bytes) -> list[h2.events.Event] | None:

@@ -16,7 +16,7 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from stockade.egress.termination.byte_stream import ByteStream, StreamError
+from stockade.egress.termination.byte_stream import ROUNDS, ByteStream, StreamError
 from stockade.egress.termination.http1_heads import (
     NO_BODY,
     UNTIL_END,
@@ -40,6 +40,8 @@ from stockade.egress.termination.server_exchange import ServerExchange, ServerRo
 _WORDS = {status.value: status.phrase.encode("ascii") for status in HTTPStatus}
 #: What the library, the count of frames, or a head can be wrong with.
 _WRONG = (h2.exceptions.ProtocolError, FrameRefusedError, BadHeadError)
+#: What a server says only if it takes no further request, or if it makes no sense.
+_UNASKED = (h2.events.ConnectionTerminated, h2.events.DataReceived)
 
 
 class Http2Upstream:
@@ -65,9 +67,11 @@ class Http2Upstream:
         """Answer what the server asked meanwhile; return whether it takes another request."""
         side = self._side
         try:
-            while (data := side.stream.read_now()) is not None:
+            for _ in range(ROUNDS):
+                if (data := side.stream.read_now()) is None:
+                    break
                 events = side.take(data)
-                if events is None or any(isinstance(one, h2.events.ConnectionTerminated) for one in events):
+                if events is None or any(isinstance(one, _UNASKED) for one in events):
                     return False
             await side.flush()
         except (StreamError, *_WRONG):

@@ -138,6 +138,7 @@ class StreamReader:
         while not self.ended:
             self.look()
             if len(self._data) > before:
+                await self.stream.take_turns()
                 return True
             if not self.ended:
                 await self.wait()
