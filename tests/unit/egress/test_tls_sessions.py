@@ -70,6 +70,30 @@ def test_a_further_connection_to_a_server_resumes_its_session_and_one_to_another
     assert asyncio.run(talk()) == [False, True, False, True]
 
 
+def test_a_server_that_sends_sessions_without_end_keeps_nothing_else_waiting(tmp_path: Path) -> None:
+    """The library would go on for as long as there is one more, without a turn for other connections."""
+    authority = Authority(tmp_path)
+    context = authority.server("a.test")
+    context.num_tickets = sent = 50
+
+    async def talk() -> int:
+        loop = asyncio.get_running_loop()
+        shared = HttpTermination(loop, cast(Any, None), cast(Any, None), authority.certificate.read_bytes())
+        outside, inside = socket.socketpair()
+        outside.setblocking(False)
+        serving = loop.run_in_executor(None, answer, context, inside)
+        stream, _ = await shared._secure(TerminatedPlace("https", "a.test", 443), outside, [b"http/1.1"])
+        turns = 0
+        while stream.read_now() is None:
+            await stream.wait()
+            turns += 1
+        stream.close()
+        await serving
+        return turns
+
+    assert asyncio.run(talk()) >= sent
+
+
 def answer(context: ssl.SSLContext, connection: socket.socket) -> bool:
     """Say hello; return whether the client has resumed a session."""
     try:

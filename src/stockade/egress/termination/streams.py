@@ -45,6 +45,8 @@ class TlsStream(ByteStream):
     ) -> None:
         super().__init__(loop, connection)
         self._tls = tls
+        # Else it reads on while there are messages that are not data, of which a peer can send any number.
+        _LIBRARY.SSL_clear_mode(tls._ssl, _LIBRARY.SSL_MODE_AUTO_RETRY)
         self.half_closes = False
         #: Gets the session of the connection when it ends, for the next one to the same server.
         self.on_end: Callable[[SSL.Session], None] = lambda _: None
