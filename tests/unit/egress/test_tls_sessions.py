@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -92,6 +93,28 @@ def test_a_server_that_sends_sessions_without_end_keeps_nothing_else_waiting(tmp
         return turns
 
     assert asyncio.run(talk()) >= sent
+
+
+def test_a_connection_that_is_closed_twice_reads_nothing_of_the_next_one(tmp_path: Path) -> None:
+    """The library knows a connection by the number of its descriptor, which the next connection gets."""
+    authority = Authority(tmp_path)
+
+    async def talk() -> bytes:
+        loop = asyncio.get_running_loop()
+        shared = HttpTermination(loop, cast(Any, None), cast(Any, None), authority.certificate.read_bytes())
+        outside, inside = socket.socketpair()
+        outside.setblocking(False)
+        serving = loop.run_in_executor(None, answer, authority.server("a.test"), inside)
+        stream, _ = await shared._secure(TerminatedPlace("https", "a.test", 443), outside, [b"http/1.1"])
+        number, (program, server) = outside.fileno(), socket.socketpair()
+        stream.close()
+        await serving
+        with program, server, socket.socket(fileno=os.dup2(server.fileno(), number)) as same:
+            program.sendall(b"what another program says")
+            stream.close()
+            return same.recv(100)
+
+    assert asyncio.run(talk()) == b"what another program says"
 
 
 def answer(context: ssl.SSLContext, connection: socket.socket) -> bool:

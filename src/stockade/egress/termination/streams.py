@@ -85,6 +85,9 @@ class TlsStream(ByteStream):
 
     def end(self) -> None:
         """Tell the other side that nothing more comes."""
+        if self._socket.fileno() < 0:
+            # OpenSSL knows the number of the socket alone, which may be that of another connection by now.
+            return
         with contextlib.suppress(SSL.Error, OSError):
             self._tls.shutdown()
         if (session := self._tls.get_session()) is not None:
