@@ -6,6 +6,8 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.settings
+import pytest
+from hpack import Encoder as HpackEncoder
 
 from stockade.egress.termination.http2_side import WINDOW
 from support.http_pipes import ONE_TO_TWO, Passage, pass_through
@@ -118,6 +120,24 @@ def test_a_websocket_has_a_connection_with_http1() -> None:
     found = talk(server, head(), head(more="Connection: Upgrade\r\nUpgrade: websocket\r\n"), b"bytes")
     assert found.reached[1].endswith(b"upgrade: websocket\r\n\r\nbytes")
     assert found.said.endswith(b"\r\n\r\nframe") and b"HTTP/1.1 101" in found.said
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [(b":status", b"200"), (b"te", b"a-value-of-a-secret")],
+        [(b":status", b"200"), (b"x-echo", b" a-value-of-a-secret")],
+        [(b":status", b"200"), (b"x echo a-value-of-a-secret", b"")],
+        [(b":status", b"200"), (b"content-length", b"a-value-of-a-secret")],
+        [(b":status", b"000"), (b"x-echo", b"y")],
+    ],
+)
+def test_a_refusal_of_a_response_says_nothing_of_what_is_in_it(fields: list[tuple[bytes, bytes]]) -> None:
+    block = HpackEncoder().encode(fields)
+    settings, frame = bytes.fromhex("000000040000000000"), len(block).to_bytes(3) + b"\x01\x05\0\0\0\x01"
+
+    found = pass_through(ONE_TO_TWO, [head()], lambda _: settings + frame + block)
+    assert found.said.startswith(b"HTTP/1.1 502") and b"secret" not in found.said
 
 
 def test_a_response_that_http2_does_not_allow_is_refused() -> None:

@@ -26,6 +26,7 @@ _FIRST_WINDOW = 65535
 _TABLE = 4096
 MOST_FIELDS = 256
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+_STATUS = re.compile(rb"[1-9][0-9]{2}")
 _BAD_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 #: What is about one connection, and what HTTP/2 forbids.
 CONNECTION_FIELDS = frozenset(
@@ -116,7 +117,7 @@ def checked_fields(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
 def read_response(headers: list[tuple[bytes, bytes]]) -> tuple[int, Fields]:
     """Return status and fields of a response, or raise BadHeadError."""
     found = checked_fields(headers)
-    if not found or found[0][0] != b":status" or len(found[0][1]) != 3 or not found[0][1].isdigit():
+    if not found or found[0][0] != b":status" or not _STATUS.fullmatch(found[0][1]):
         raise BadHeadError("status")
     fields = tuple(found[1:])
     if any(name.startswith(b":") or name in CONNECTION_FIELDS for name, _ in fields):

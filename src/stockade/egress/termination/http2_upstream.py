@@ -206,7 +206,9 @@ class Http2ServerExchange:
             for event in events:
                 self._take(event)
         except _WRONG as error:
-            raise ResponseRefusedError(f"HTTP/2: {str(error) or type(error).__name__}"[:100]) from None
+            # The words of the library may quote the server's, in which no secret was masked.
+            ours = not isinstance(error, h2.exceptions.ProtocolError)
+            raise ResponseRefusedError(f"HTTP/2: {error if ours else type(error).__name__}") from None
         finally:
             self._moved.set()
         await self._side.flush()
