@@ -25,7 +25,7 @@ PROJECT = {
     ROOT / "CHANGELOG.md": "project/changelog.md",
     **{path: f"how-to/agents/{path.name}" for path in sorted(POLICIES.glob("*.toml"))},
 }
-_LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(#[^)\s]*)?\)")
+_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)([^)#\s]+)(#[^)\s]*)?\)")
 _DOCTEST = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 
 
@@ -47,14 +47,16 @@ def with_site_links(text: str, source: Path, place: str) -> str:
     """Return the text of a source file with the links that a page at `place` needs."""
 
     def link(match: re.Match[str]) -> str:
-        target = Path(os.path.normpath(source.parent / match[1]))
+        target = Path(os.path.normpath(source.parent / match[2]))
         if target in PROJECT:
             name = PROJECT[target]
         elif target.is_relative_to(DOCS):
             name = target.relative_to(DOCS).as_posix()
+        elif target.exists() and target.is_relative_to(ROOT):
+            return f"`{target.relative_to(ROOT)}`"  # the site has no sources
         else:
             return match[0]
-        return f"]({os.path.relpath(name, os.path.dirname(place) or '.')}{match[2] or ''})"
+        return f"[{match[1]}]({os.path.relpath(name, os.path.dirname(place) or '.')}{match[3] or ''})"
 
     return _LINK.sub(link, text)
 

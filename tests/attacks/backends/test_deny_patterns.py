@@ -168,7 +168,7 @@ def test_the_result_the_plan_and_verbose_say_how_many_matched(call: Call, projec
 
 
 def test_what_matches_later_is_shown_and_a_plain_name_is_not(project: Path) -> None:
-    """As SECURITY says: a pattern is met with the files at the start, a name is hidden for good."""
+    """As NP-32 says: a pattern is met with the files at the start, a name is hidden for good."""
     with Sandbox(Policy(workspace=str(project), deny=["**/*.pem", "later"]), on_exit="discard") as box:
         for name in ("later.pem", "later"):
             (project / name).write_text("new\n")

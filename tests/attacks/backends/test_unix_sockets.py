@@ -83,7 +83,7 @@ def test_a_socket_in_a_granted_directory_cannot_be_reached(tmp_path: Path, kind:
 def test_a_socket_in_a_directory_that_is_writable_for_real_is_shared_and_the_result_says_so(
     tmp_path: Path,
 ) -> None:
-    """No wall of the kernel's tells it from the files that are shared there: SECURITY.md says so too."""
+    """No wall of the kernel's tells it from the files that are shared there: NP-20 says so too."""
     directory = tmp_path / "g"
     directory.mkdir()
     path = str(directory / "s")

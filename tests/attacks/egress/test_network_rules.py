@@ -118,7 +118,7 @@ def test_a_deny_rule_wins(reach: Reach) -> None:
 
 
 def test_what_rules_for_names_do_not_promise(reach: Reach) -> None:
-    """SECURITY.md says so: these succeed, and a change of that is a change of the promise."""
+    """NP-64 says so: these succeed, and a change of that is a change of the promise."""
     host = "evil.example"
     denied_name = connect("11.0.0.66", 80, GET.format(host))
     assert inside(reach, denied_name, ["0.0.0.0/0", f"!{host}"])["stdout"] == "reached\n"

@@ -3,7 +3,7 @@
 The agent never runs in this sandbox, and its key and network are not there. In the fork, the judge's files
 are those of the base (`judge_files`). The report of the test runner is written to a new, unguessable name in
 the sandbox's private /tmp, and read when the command and all that it started have ended. The code under test
-runs in that sandbox too, as the same user: what it can still forge is in SECURITY.md.
+runs in that sandbox too, as the same user: NP-87 in docs/security/loop.md says what it can still forge.
 """
 
 from __future__ import annotations
