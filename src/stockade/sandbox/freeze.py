@@ -98,10 +98,12 @@ def _thaw(box: LaunchedSandbox, before: set[int]) -> None:
         os.close(descriptor)
     with box.pausing:
         tasks = _tasks("/proc")
-        paused = {pid for keeper in box.paused for pid in _programs_below(tasks, keeper)}
+        programs = _programs_below(tasks, box.number())
+        # Only programs inside: a keeper may have ended, and a process of the host may have its number now.
+        paused = {pid for keeper in box.paused for pid in _programs_below(tasks, keeper) if pid in programs}
         # Directly and not through the gate, so that the next caller finds them already running.
         _send(paused, signal.SIGSTOP)
-        _send(_programs_below(tasks, box.number()).keys() - before - paused, signal.SIGCONT)
+        _send(programs.keys() - before - paused, signal.SIGCONT)
 
 
 def _send(pids: Iterable[int], number: int) -> None:

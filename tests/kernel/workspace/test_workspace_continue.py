@@ -287,6 +287,23 @@ def test_what_was_paused_right_before_a_commit_stays_paused(
         process.kill()
 
 
+def test_a_commit_stops_no_process_of_the_host(workspace: Path) -> None:
+    """A keeper that was paused has ended, and a process of the host has got its number."""
+    with subprocess.Popen(["sh", "-c", "sleep 60; true"]) as reused:
+        children = Path(f"/proc/{reused.pid}/task/{reused.pid}/children")
+        _until(lambda: bool(children.read_text()), "the shell does not start its child")
+        (child,) = map(int, children.read_text().split())
+        try:
+            with Sandbox(Policy(workspace=str(workspace))) as box:
+                box._require_open()[0].paused.add(reused.pid)
+                box.run(["touch", "new"])
+                box.workspace.commit(["new"])
+            assert stat_fields(f"/proc/{child}")[STATE] == b"S"
+        finally:
+            os.kill(child, signal.SIGKILL)
+            reused.kill()
+
+
 def test_a_gate_that_is_late_stops_nothing_after_a_commit(workspace: Path) -> None:
     with Sandbox(Policy(workspace=str(workspace))) as box, box.start(["sh", "-c", WRITER]) as process:
         live = Path(box.workspace.layer, "upper", "live")
