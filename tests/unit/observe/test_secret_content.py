@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,22 @@ def test_ordinary_options_are_no_secret(value: str) -> None:
 @given(st.text())
 def test_any_text_has_an_answer(text: str) -> None:
     assert isinstance(secret_in_text(text) + secret_in_variable(text), str)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" * 400_000 + "password",
+        "pass=" * 400_000,
+        "-eyJ" * 400_000,
+        "://a:" * 100_000,
+        "_auth" + " " * 400_000,
+    ],
+)
+def test_hostile_text_takes_no_longer(text: str) -> None:
+    before = time.process_time()
+    secret_in_text(text, "settings.ini")
+    assert time.process_time() - before < 5
 
 
 def test_a_text_as_windows_writes_it_is_read(tmp_path: Path) -> None:

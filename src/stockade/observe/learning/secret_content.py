@@ -67,10 +67,11 @@ FORMS: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 #: Forms of which source code and documentation have examples.
 DATA_FORMS: dict[str, tuple[str, str]] = {
-    "eyJ": ("a signed token", r"\beyJ[\w-]{10,4000}\.eyJ[\w-]{10,4000}\.[\w-]{10}"),
+    "eyJ": ("a signed token", r"(?<![\w-])eyJ[\w-]{10,4000}+\.eyJ[\w-]{10,4000}+\.[\w-]{10}"),
     "password": (
         "a password",
-        r"(?m:^\s*(?:machine\s+\S{1,200}|default))\s+(?:(?:login|account)\s+\S{1,200}\s+){0,2}password\s+\S",
+        r"(?m:^[ \t]*(?:machine\s+\S{1,200}|default))\s+"
+        r"(?:(?:login|account)\s+\S{1,200}\s+){0,2}password\s+\S",
     ),
     ":$": (
         "the hash of a password",
@@ -96,10 +97,11 @@ SECRET_WORDS = (
     r"pass(?:word|wd|phrase|code)|(?<![a-z])pass|pwd|secret|token|credentials?"
     r"|(?:api|access|secret|private|signing|encryption|master|account|storage|shared|auth)[_.-]?key"
 )
-#: A name that ends in such a word, and its value, which ends there.
+#: A name that ends in such a word, and its value, which ends there. The value is read once (`+`), or a long
+#: file of such names would take minutes.
 _ASSIGNED = re.compile(
     rf"""(?im)(?:{SECRET_WORDS})(?P<quote>["']?)[ \t]*[:=]>?[ \t]*"""
-    r"""["']?(?P<value>[^\s"',;&]{4,400})["']?[ \t]*(?:[,;&}#]|\r?$)"""
+    r"""["']?(?P<value>[^\s"',;&]{4}[^\s"',;&}#]{0,396}+)["']?[ \t]*(?:[,;&}#]|\r?$)"""
 )
 #: Values that stand for others, or that are none: variables, versions, paths, types, words of a template.
 _PLACEHOLDER = re.compile(
