@@ -64,6 +64,22 @@ def test_the_files_of_every_tool_are_followed_or_there_is_a_reason() -> None:
         ("shell", "if test -e x; then source a; fi\nexport B=$(./b)", {"a", "./b"}),
         ("shell", 'source "$(git rev-parse --show-toplevel)/a" ${X}', {"a"}),
         ("shell", "PATH=bin:$PATH python3 -m x.y z.py", {"bin", "x/y.py", "x/y/__main__.py", "z.py"}),
+        (
+            "shell",
+            '[ -s ./a ] && \\. "./a"\nbuiltin . ./b\nexec ./c\nenv -i X=1 ./d',
+            {"./a", "./b", "./c", "./d"},
+        ),
+        ("shell", "f() { source ./a; }\nfunction g { . ./b; }\ntimeout -k 1 5s ./c", {"./a", "./b", "./c"}),
+        ("shell", "direnv_load ./a\nsource_up b\nuse_flake ./c", {"./a", "../b", "../../b", "./c/flake.nix"}),
+        ("shell", "use flake path:./a\nuse flake .?dir=b", {"./a/flake.nix", "b/flake.nix"}),
+        ("shell", 'eval "$(make -C a env)"\nnpm --prefix b run c', {"a/Makefile", "b/package.json"}),
+        ("shell", "export $(grep -v '^#' a | xargs)\neval $(cat b/c)\neval \"$(<d)\"", {"a", "b/c", "d"}),
+        (
+            "shell",
+            "while read x; do export $x; done < a.list\nfor f in b/*.sh; do . $f; done",
+            {"a.list", "b"},
+        ),
+        ("json", '{"hooks": "a/b", ' + '"x": [' * 9999, {"a/b"}),
         ("json", '{"hooks": ["${workspaceFolder}/a", {"x": "b/c"}], "y": "d/e"}', {"a", "b/c"}),
         ("json", '// c\n{"command": "http://x/\\"//y", /* z */ "args": ["a/b",],}', {"a/b"}),
         ("toml", '[env]\n_.path = ["bin", "{{config_root}}/b"]\nX = "c/d"', {"bin", "b"}),
@@ -150,6 +166,15 @@ def test_what_a_file_of_each_tool_names(tmp_path: Path, source: str, text: str, 
     (tmp_path / source).write_text(text)
     why = named(tmp_path).why(f"{tmp_path}/{path}", link=False)
     assert why.startswith(f"{source} names it: "), why
+
+
+def test_a_file_as_windows_writes_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / ".mcp.json").write_text('{"command": "tools/serve"}', "utf-8-sig")
+    assert named(tmp_path).why(f"{tmp_path}/tools/serve", link=False)
+
+
+def test_a_hook_may_read_files_of_the_project() -> None:
+    assert names("hook", "export N=$(grep -c x package.json)\ncat README.md") == set()
 
 
 def test_what_an_environment_evaluates_is_followed_in_turn(tmp_path: Path) -> None:

@@ -53,11 +53,17 @@ NO_COMMANDS = frozenset({
 })  # fmt: skip
 #: Shell commands that read their arguments, that add them to PATH, and words that a command follows.
 SOURCING = frozenset(("source", ".", "source_env", "source_env_if_exists", "dotenv", "dotenv_if_exists"))
+SOURCING_ABOVE = frozenset(("source_up", "source_up_if_exists"))
 PATHS = frozenset(("PATH_add", "path_add", "load_prefix"))
 BEFORE_COMMANDS = frozenset({
     "export", "eval", "exec", "if", "then", "else", "elif", "!", "time", "env", "command", "sudo", "do",
-    "while", "until",
+    "while", "until", "builtin", "direnv_load", "nice", "nohup", "timeout", "{",
 })  # fmt: skip
+#: What stands between such a word and the command: an option, or a number of it.
+_OPTION = re.compile(r"-.*|\d[\d.]*[smhd]?")
+#: Commands that print files, and words of a line that evaluates what they print.
+PRINTING = frozenset(("cat", "envsubst", "grep", "head", "sed", "tail"))
+EVALUATING = re.compile(r"\b(?:eval|export|source)\b")
 INTERPRETERS = re.compile(r"(ba|da|z|k)?sh|python[\d.]*|node|ruby|perl|deno|bun|php|lua|fish")
 #: By the word after direnv's `use` and `layout`, and by the program: the files of the project that it
 #: evaluates, or whose commands it runs, before the shell goes on.
@@ -96,6 +102,7 @@ _HOME = re.compile(r"\$(?:HOME|\{HOME\})/")
 _VARIABLE = re.compile(r"\$\([^()]{0,200}\)/|\$?\{{1,2}[^{}]{0,100}\}{1,2}/|\$\w{1,100}\$?/|%\w{1,100}%/")
 _WORDS = re.compile(r"""[^\s'"`;|&()<>=${}\[\],]+""")
 _COMMANDS = re.compile(r"[;&|()`\n]+")
+_INPUT = re.compile(r"(?<!<)<\s*([^\s<>()&;|]+)")
 _ASSIGNED = re.compile(r"\w+\+?=")
 _MODULE = re.compile(r"(?:^|\s)-m\s+([\w.]{1,200})")
 #: A string, which stays, or a comment, or a trailing comma.
@@ -204,7 +211,7 @@ class _ReferenceReader:
             return None
         self._files -= 1
         self._bytes -= len(data)
-        return os.fsdecode(data)
+        return os.fsdecode(data).removeprefix("\ufeff")
 
     def _places(self, name: _Name, bases: Iterable[str]) -> Iterator[str]:
         """Yield the places in the workspace that a name leads to: as written, and with links resolved."""
@@ -284,8 +291,14 @@ def _shell(text: str, *, evaluates: bool = True) -> Iterator[_Name]:
     for line in text.splitlines():
         if line.lstrip().startswith("#"):
             continue
-        for command in _COMMANDS.split(_VARIABLE.sub("", _HOME.sub("~/", line))):
-            words = command.partition(" #")[0].replace('"', "").replace("'", "").split()
+        plain = _VARIABLE.sub("", _HOME.sub("~/", line)).replace('"', "").replace("'", "")
+        prints = evaluates and EVALUATING.search(line)
+        if evaluates:
+            yield from map(_Name, _INPUT.findall(plain))
+        for command in _COMMANDS.split(plain):
+            words = command.partition(" #")[0].split()
+            if prints and words and words[0] in PRINTING:
+                yield from (_Name(word) for word in words[1:] if not word.startswith("-"))
             yield from _command(words, evaluates)
 
 
@@ -296,34 +309,59 @@ def _hook(text: str) -> Iterator[_Name]:
 
 def _command(words: list[str], evaluates: bool) -> Iterator[_Name]:
     """Yield the files that one shell command reads, runs or adds to PATH."""
-    while words and (words[0] in BEFORE_COMMANDS or _ASSIGNED.match(words[0])):
-        name, _, value = words.pop(0).partition("=")
+    words = words[words.index("{") + 1 :] if "{" in words else words  # the body of a function
+    at = 0
+    while at < len(words) and _precedes(words[at], first=at == 0):
+        name, _, value = words[at].partition("=")
+        at += 1
         if name.rstrip("+") == "PATH":
             yield from (_Name(part, tree=True) for part in value.split(":"))
+    words = words[at:]
     if not words:
         return
     first, *rest = words
+    first = first.removeprefix("\\")  # past an alias
+    if first.startswith(("use_", "layout_")):  # the function behind `use NAME`
+        first, _, name = first.partition("_")
+        rest = [name, *rest]
     files = [word for word in rest if not word.startswith("-")]
     if first in SOURCING:
         yield from (_Name(word, read=True) for word in files)
+    elif first in SOURCING_ABOVE:
+        above = ("../" * levels for levels in range(1, DEEPEST + 1))
+        yield from (_Name(f"{way}{word}", read=True) for way in above for word in files)
     elif first in PATHS:
         yield from (_Name(word, tree=True) for word in files)
     elif first in ("use", "layout"):
-        yield from (name for word in files[:1] for name in _evaluated(word, rest))
+        yield from (name for word in files[:1] for name in _evaluated(word, rest[1:]))
     elif first in EVALUATED and evaluates:
         yield from _evaluated(first, rest)
+    elif first == "for" and evaluates:
+        patterns = (word.partition("*")[0] for word in files if "*" in word)
+        yield from (_Name(os.path.dirname(pattern), tree=True) for pattern in patterns)
     elif "/" in first:
         yield _Name(first)
     elif INTERPRETERS.fullmatch(first):
         yield from _words(" ".join(rest))
 
 
+def _precedes(word: str, *, first: bool) -> bool:
+    """Whether the command follows after this word."""
+    return (
+        word in BEFORE_COMMANDS
+        or bool(_ASSIGNED.match(word))
+        or (not first and bool(_OPTION.fullmatch(word)))
+    )
+
+
 def _evaluated(program: str, arguments: list[str]) -> Iterator[_Name]:
     """Yield the files that a program evaluates: those it looks for here or where an argument says."""
     files = EVALUATED.get(program, ())
-    values = [word.rpartition("=")[2].partition("#")[0] for word in arguments]
-    places = [value for value in values if files and ("/" in value or "." in value)]
-    for name in (*places, *(f"{place}/{name}" for place in (".", *places) for name in files)):
+    # Such as `--file=x`, and `path:./x?dir=y#shell` of a flake.
+    values = [part for word in arguments for part in re.split(r"[=:?]", word.partition("#")[0])]
+    values = [value for value in values if files and not value.startswith("-")]
+    places = [value for value in values if "/" in value or "." in value]
+    for name in (*places, *(f"{place}/{name}" for place in (".", *values) for name in files)):
         base = os.path.basename(name)
         kind = EVALUATED_KINDS.get(base) or EVALUATED_KINDS.get(os.path.splitext(base)[1], "")
         yield _Name(name, read=bool(kind), kind=kind)
@@ -342,9 +380,11 @@ def _json(text: str) -> Iterator[_Name]:
     import json
 
     try:
-        yield from _values(json.loads(_JSONC.sub(lambda found: found[1] or "", text)))
-    except (ValueError, RecursionError):
-        return
+        value = json.loads(_JSONC.sub(lambda found: found[1] or "", text))
+    except (ValueError, RecursionError):  # the tool may read it nevertheless
+        yield from _file_words(text)
+    else:
+        yield from _values(value)
 
 
 def _toml(text: str) -> Iterator[_Name]:
