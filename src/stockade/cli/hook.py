@@ -80,7 +80,8 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="example: stockade hook run -- 'make check'",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run.add_options(inside, "run")
+    # Without --explain: what it finds refused tells which files the host has, and an agent reads it.
+    run.add_options(inside, "hook")
     inside.add_argument("--copy", action="store_true", help="run on a copy of the workspace at once")
     return output.add_verbosity(parser)
 

@@ -204,6 +204,9 @@ def test_the_hook_and_the_shell_prefix(host: HostFiles) -> None:
         return [f"{one.returncode}\n{one.stdout}\n{one.stderr}" for one in done]
 
     assert differing(host.few, ask) == []
+    observed = [STOCKADE, "hook", "run", "--explain", "--", f"cat {host.twins[0].there}"]
+    done = subprocess.run(observed, cwd=host.project, capture_output=True, text=True, timeout=60, check=False)
+    assert "unknown option --explain" in done.stderr
 
 
 def test_a_sandbox_that_cannot_be_made(host: HostFiles) -> None:
