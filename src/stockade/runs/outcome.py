@@ -43,7 +43,7 @@ def judge(
         return verdict
     if ended.egress_ended:
         return Verdict(Outcome.CANCELLED, 130, EGRESS_ENDED, "see the warnings of the result")
-    if ended.ended_late and (verdict := _ended_by(ended.ended_late, program)) is not None:
+    if ended.gate_died and (verdict := _ended_by(ended.ended_late, program)) is not None:
         return verdict
     if reply is None:
         if closed:

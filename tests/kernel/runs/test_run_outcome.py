@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,32 @@ def test_the_task_limit_is_kept_by_a_cgroup_for_root_and_for_others_by_their_nam
     else:
         assert "RLIMIT_NPROC" in tasks.mechanism
         assert tasks.observed == "limit of the process read from the kernel"
+
+
+def test_a_run_that_ended_in_time_has_not_timed_out_because_the_caller_was_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The supervisor comes back from the caller when the run is over, and the gate seems to be late."""
+    watches: list[supervise.Watch] = []
+    real = supervise.Watch.start
+
+    def start(watch: supervise.Watch, *words: Any, **options: Any) -> Any:
+        watches.append(watch)
+        return real(watch, *words, **options)
+
+    def busy(_: bytes) -> None:
+        monkeypatch.setattr(watches[-1], "_deadline", 0.0)
+        while not watches[-1]._has_message():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(supervise.Watch, "start", start)
+    words = ["sh", "-c", "echo; sleep 0.2; exit 3"]
+    result = stockade.run(words, timeout=60, on_stdout=busy)
+    assert (result.outcome, result.exit_code) == ("exited", 3)
+    with stockade.Sandbox() as box:
+        result = box.run(words, timeout=60, on_stdout=busy)
+        assert (result.outcome, result.exit_code) == ("exited", 3)
+        assert box.run(["true"]).ok
 
 
 class TestAGateThatCannotEndTheRunInTime:
