@@ -77,14 +77,19 @@ _SCHEMES = {
     "udp": "udp://{host}:PORT",
     "ntp": "udp://{host}:123",
     "stun": "udp://{host}:3478",
+    "quic": "udp://{host}:443",
 }
 #: What a rule that Stockade does not look into begins with, and a port for hints.
 _TRANSPORTS = {"tcp": 5432, "udp": 123}
-#: Words for a whole network, and the one that a policy has for it.
+#: Words for a whole network, and what a policy has for it.
 _WORDS = {
-    **dict.fromkeys(("open", "host", "bridge", "all", "any", "on", "yes", "true", "internet"), "open"),
-    **dict.fromkeys(("none", "off", "no", "false", "closed", "disabled"), "none"),
+    **dict.fromkeys(("open", "host", "bridge", "on", "yes", "true"), 'net = "open"'),
+    **dict.fromkeys(
+        ("all", "any", "internet"), '* for every public host, net = "open" for your whole network'
+    ),
+    **dict.fromkeys(("none", "off", "no", "false", "closed", "disabled"), 'net = "none"'),
 }
+_BROADCAST = AddressRange(32, 0xFFFFFFFF, 32)
 _NO_PATH = "a rule without a method names a host and ports, without a path"
 _NO_DNS = "leave it out: programs can look up the names that rules allow without a rule for that"
 
@@ -143,11 +148,13 @@ def parse_rule(text: str) -> NetRule:
     place = body.removeprefix(f"{transport}://")
     if deny and transport:
         raise NetRuleError("a deny rule covers every protocol", f"write !{place}")
-    host, ports = _split(place)
+    host, ports = _split(place, transport)
     if transport and not ports:
         hint = f"write {body}:{_TRANSPORTS[transport]}, with the port of your server"
         raise NetRuleError(f"{transport}:// needs a port", hint)
     ranges = parse_ports(ports) if ports else ALL_PORTS if deny else WEB_PORTS
+    if not deny:
+        _refuse_many_ports(ranges)
     if not deny and has_port(ranges, DNS_PORT):
         others = ports_text(without(ranges, ((DNS_PORT, DNS_PORT),)))
         raise NetRuleError(
@@ -161,15 +168,13 @@ def parse_rule(text: str) -> NetRule:
     shown = network_text(network) if network is not None else f"*.{name}" if wildcard else name
     opaque = not deny and (bool(transport) or not name)
     rule = NetRule("", deny, opaque, name, wildcard, "" if name else shown, ranges, udp=transport == "udp")
-    if not deny:
-        ports_of([rule])
     return rule._replace(text=_text(rule, shown))
 
 
 def _refuse_multicast(network: AddressRange | None) -> None:
     """Refuse datagrams to a group: Stockade passes on only answers of the address that was dialled."""
     special = None if network is None else special_range(network)
-    if special is not None and special[1] == "multicast":
+    if network == _BROADCAST or (special is not None and special[1] == "multicast"):
         raise NetRuleError("datagrams to a group of hosts do not leave a sandbox", "name one host")
 
 
@@ -207,12 +212,16 @@ def ports_of(rules: Iterable[NetRule], *, udp: bool = False) -> tuple[int, ...]:
     both = {
         kind: merged(p for one in allowing if one.udp is kind for p in one.ports) for kind in (False, True)
     }
-    count = sum(high - low + 1 for ranges in both.values() for low, high in ranges)
+    _refuse_many_ports([one for ranges in both.values() for one in ranges])
+    return tuple(port for low, high in both[udp] for port in range(low, high + 1))
+
+
+def _refuse_many_ports(ranges: Iterable[tuple[int, int]]) -> None:
+    count = sum(high - low + 1 for low, high in ranges)
     if count > MOST_PORTS:
         raise NetRuleError(
             f"the rules name {count} ports, and a sandbox has at most {MOST_PORTS}", "name fewer ports"
         )
-    return tuple(port for low, high in both[udp] for port in range(low, high + 1))
 
 
 def check_rules(rules: Sequence[NetRule]) -> None:
@@ -274,8 +283,9 @@ def _text(rule: NetRule, shown: str) -> str:
     return f"{before}{f'[{shown}]' if ':' in shown else shown}:{ports_text(rule.ports)}"
 
 
-def _split(place: str) -> tuple[str, str]:
-    """Split a rule into host and ports."""
+def _split(place: str, transport: str = "") -> tuple[str, str]:
+    """Split a rule into host and ports. `transport` is what came before it, for hints."""
+    before, usual = (f"{transport}://", _TRANSPORTS[transport]) if transport else ("", 443)
     if place.startswith("["):
         host, closed, rest = place[1:].partition("]")
         if not closed:
@@ -285,7 +295,7 @@ def _split(place: str) -> tuple[str, str]:
         if ":" not in host:
             raise NetRuleError("brackets are for IPv6 addresses", f"write {host}{rest}")
         if rest == ":":
-            raise NetRuleError("the port is missing", f"write [{host}]:443")
+            raise NetRuleError("the port is missing", f"write {before}[{host}]:{usual}")
         return host, rest[1:]
     if place.count(":") > 1:
         if parse_network(place) is None:
@@ -293,9 +303,12 @@ def _split(place: str) -> tuple[str, str]:
         return place, ""
     host, colon, ports = place.partition(":")
     if colon and not ports:
-        raise NetRuleError("the port is missing", f"write {host}:443")
+        raise NetRuleError("the port is missing", f"write {before}{host}:{usual}")
     if "/" in ports:
-        raise NetRuleError(_NO_PATH, f"write {host}:{ports.partition('/')[0] or 443}")
+        numbers, _, path = ports.partition("/")
+        if path in _TRANSPORTS:
+            raise NetRuleError("the protocol comes first", f"write {path}://{host}:{numbers}")
+        raise NetRuleError(_NO_PATH, f"write {before}{host}:{numbers or usual}")
     return host, ports
 
 
@@ -385,7 +398,7 @@ def _refuse_other_forms(body: str) -> None:
     if body.lower() in _WORDS:
         raise NetRuleError(
             "is not a rule",
-            f'write net = "{_WORDS[body.lower()]}", or {body.lower()}:443 for a host of that name',
+            f"write {_WORDS[body.lower()]}, or {body.lower()}:443 for a host of that name",
         )
     if body.lower().split(maxsplit=1)[:1] in ([method] for method in _METHODS) and len(body.split()) > 1:
         host = _host_of(body.rsplit(maxsplit=1)[-1]) or "api.example.com"
@@ -396,19 +409,37 @@ def _refuse_other_forms(body: str) -> None:
     for letter in body:
         if letter.isspace() or not letter.isprintable():
             raise NetRuleError(f"contains {character_name(letter)}", ONE_HOST)
+    _refuse_mistyped_transport(body)
     scheme, has_scheme, _ = body.partition("://")
     if has_scheme and scheme not in _TRANSPORTS:
         known = scheme.lower()
-        host, port = _host_of(body), _port_of(body)
+        every = _authority(body).partition(":")[0] == ANY_HOST
+        host, port = ANY_HOST if every else _host_of(body), _port_of(body)
         form = _SCHEMES.get(known, "tcp://{host}:PORT")
         if port:
             form = f"{form.rpartition(':')[0]}:{port}"
         form = form.format(host=host or "host")
-        some = f", or for some requests alone 'GET {known}://{host}/**'" if host and known in SCHEMES else ""
+        looked_into = bool(host) and not every and known in SCHEMES
+        some = f", or for some requests alone 'GET {known}://{host}/**'" if looked_into else ""
         raise NetRuleError("a rule names a host and ports, not a URL", f"write {form}{some}")
     if "@" in body:
         host = _host_of(body) or "host"
         raise NetRuleError("a rule has no user", f"write {host}:22 for ssh, or {host} for HTTP and TLS")
+
+
+def _refuse_mistyped_transport(body: str) -> None:
+    """Refuse `udp:host:123` and `udp//host:123`; `udp:123` is a host of that name."""
+    for transport, port in _TRANSPORTS.items():
+        after = body.removeprefix(transport)
+        place = after.lstrip(":/")
+        if after == body or after.startswith("://") or after[:1] not in (":", "/"):
+            continue
+        if "/" in after or "." in place or ":" in place:
+            ports = "" if ":" in place else f":{port}"
+            raise NetRuleError(
+                f"begins with {transport}{after[0]}, and not with {transport}://",
+                f"write {transport}://{place}{ports}",
+            )
 
 
 def _authority(url: str) -> str:

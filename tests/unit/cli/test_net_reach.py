@@ -18,7 +18,9 @@ from stockade.runs.prepare import warnings_before
     [
         (["*"], "ports 80,443"),
         (["a.example", "*:443"], "port 443"),
-        (["*", "tcp://*:22,443", "udp://*:8000-8010"], "ports 80,443,22,8000-8010"),
+        (["*", "tcp://*:22,443", "udp://*:8000-8010"], "ports 22,80,443,8000-8010"),
+        (["0.0.0.0/0"], "ports 80,443"),
+        (["[::/0]:443", "0.0.0.0/0:22"], "ports 22,443"),
     ],
 )
 def test_the_words_name_the_rules_and_the_ports(rules: list[str], ports: str) -> None:
@@ -33,10 +35,12 @@ def test_no_other_rule_has_such_words() -> None:
     rules = [
         "*.example",
         "!*:25",
-        "0.0.0.0/0",
+        "8.0.0.0/7",
+        "!0.0.0.0/0",
         "ask",
         "* https://a.example/**",
         "what a later version writes",
+        "*.x:y",
     ]
     assert reach_text(rules) == "" and reach_text("open") == "" and warnings_before(Policy(net="open")) == ()
 
