@@ -111,6 +111,15 @@ CLOSED: dict[str, tuple[int, int]] = {
     "UDP_ENCAP": (IPPROTO_UDP, 100),
 }
 
+#: Refused whatever a policy says, with names for people who ask: level and option of each.
+REFUSED: dict[str, tuple[int, int]] = {
+    "SO_ATTACH_FILTER": (SOL_SOCKET, 26),
+    "SO_LOCK_FILTER": (SOL_SOCKET, 44),
+    "SO_ATTACH_BPF": (SOL_SOCKET, 50),
+    "SO_ATTACH_REUSEPORT_CBPF": (SOL_SOCKET, 51),
+    "SO_ATTACH_REUSEPORT_EBPF": (SOL_SOCKET, 52),
+}
+
 #: What the name of an option begins with that is in no table.
 _NUMBERS = "setsockopt "
 #: What `syscalls.allow` takes besides names of system calls.
@@ -134,7 +143,7 @@ def name_of(level: int, option: int) -> str:
         for name, number in names.items():
             if number == option:
                 return name
-    for name, place in CLOSED.items():
+    for name, place in (CLOSED | REFUSED).items():
         if place == (level, option):
             return name
     return f"{_NUMBERS}{level}, {option}"
@@ -142,7 +151,7 @@ def name_of(level: int, option: int) -> str:
 
 def is_option(name: str) -> bool:
     """Whether a name is that of an option of a socket."""
-    return is_open(name) or bool(clause_for(name)) or name.startswith(_NUMBERS)
+    return is_open(name) or bool(clause_for(name)) or name in REFUSED or name.startswith(_NUMBERS)
 
 
 def is_open(name: str) -> bool:

@@ -362,15 +362,18 @@ def syscall(key: str, value: Any) -> str:
 
 def allowed_call(key: str, value: Any) -> str:
     """Check the name of a system call, or of a socket option that is closed by default."""
-    from stockade.policy.socket_options import NAMES
+    from stockade.policy.socket_options import NAMES, clause_for, is_open
 
     name = _plain(key, value, "a system call's name")
     if name in NAMES:
         return name
+    if clause := clause_for(name.upper()) or clause_for(name.lower()):
+        raise InvalidValueError(key, value, "is opened by another name", f"write {quote(clause)}")
+    if is_open(name):
+        raise InvalidValueError(key, value, "is open in every sandbox", "leave it out")
     if name.isupper():
-        raise InvalidValueError(
-            key, value, "is not a socket option that a policy can open", nearest(name, NAMES)
-        )
+        hint = nearest(name, NAMES) or "leave it out; names of system calls are in small letters"
+        raise InvalidValueError(key, value, "is not a socket option that a policy can open", hint)
     return syscall(key, name)
 
 
