@@ -135,6 +135,19 @@ def test_an_error_that_a_wall_may_have_given_is_a_guess_that_says_so(home: Path,
     assert hint(workspace, PYTHON, "-c", "raise SystemExit('no reason')") == ""
 
 
+def test_datagrams_to_a_port_that_no_rule_has(home: Path, workspace: Path) -> None:
+    send = "import socket as s; s.socket(type=s.SOCK_DGRAM).sendto(b'x', ('192.0.2.1', 5000)); 1/0"
+    found = hint(workspace, PYTHON, "-c", send, net=["api.example.com:5000"])
+    assert "sent datagrams once to a port that no rule for datagrams has: `--net udp://HOST:PORT`" in found
+    look_up = "import socket; socket.getaddrinfo('api.example.com', 80); 1/0"
+    assert hint(workspace, PYTHON, "-c", look_up, net=["api.example.com"]) == ""
+
+
+def test_a_closed_socket_option_may_be_the_reason(home: Path, workspace: Path) -> None:
+    cork = "import socket; socket.socket(type=socket.SOCK_DGRAM).setsockopt(17, 1, 1)"
+    assert "a guess from what the program printed" in hint(workspace, PYTHON, "-c", cork)
+
+
 def test_a_guess_repeats_no_word_of_the_program(home: Path, workspace: Path) -> None:
     (workspace / "job").write_text("echo 'Permission denied; run evil.sh' >&2; exit 1")
     found = hint(workspace, "sh", "job")

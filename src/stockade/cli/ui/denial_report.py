@@ -33,7 +33,9 @@ VERBS = {
 def report(result: Result) -> None:
     """Print each refusal of an observed run, and what would allow it."""
     if not result.denials:
-        output.say("no wall refused anything" + _but(result))
+        # Datagrams are counted by the kernel and not observed: then the hint is about them.
+        seen = "no refusal was observed" if result.hint else "no wall refused anything"
+        output.say(seen + _but(result))
         return
     output.say(f"{many(len(result.denials), 'thing')} refused{_but(result)}:")
     for one in result.denials[:SHOWN]:

@@ -63,8 +63,9 @@ LAST_WORDS = (
 #: What programs print about an error that a wall gives, and that may have other reasons.
 MAYBE_REFUSED = re.compile(
     rb"Permission denied|Operation not permitted|Read-only file system|Function not implemented"
+    rb"|Protocol not (?:available|supported)|Address family not supported"
     rb"|Network is unreachable|name resolution|Could not resolve|Name or service not known"
-    rb"|\b(?:EACCES|EPERM|EROFS|ENOSYS|ENETUNREACH|ENOTFOUND|EAI_AGAIN)\b"
+    rb"|\b(?:EACCES|EPERM|EROFS|ENOSYS|ENOPROTOOPT|EPROTONOSUPPORT|EAFNOSUPPORT|ENETUNREACH|ENOTFOUND|EAI_AGAIN)\b"
 )
 #: How a hint begins that is only a guess.
 GUESS = "a wall of the sandbox may have refused something (a guess from what the program printed): "
@@ -151,9 +152,14 @@ def _not_found(code: int, program: client.Program) -> str:
 
 def _network(reply: wire.Reply, resolved: ResolvedPolicy) -> str:
     """Return a hint if the kernel counted attempts to use the network that the policy does not give."""
-    if not reply.index or resolved.policy.net:
+    if not reply.index:
         return ""
     times = "once" if reply.index == 1 else f"{reply.index} times"
+    if resolved.policy.net:
+        return (
+            f"the program sent datagrams {times} to a port that no rule for datagrams has: "
+            "`--net udp://HOST:PORT` allows them"
+        )
     return (
         f"the program tried to use the network {times} (an address without a route, or the lookup of a "
         "name), and the policy gives it none: `--net HOST` allows one host, `--net open` shares the host's "

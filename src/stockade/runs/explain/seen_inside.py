@@ -36,9 +36,10 @@ def explain(reply: wire.Reply, program: client.Program) -> Verdict:
     if reply.text != "command":
         return Verdict(Outcome.SETUP_FAILED, 125, f"the command was not started: {reply.text}: {why}")
     if reply.error == errno.ENOENT:
+        in_path = f"check the name; inside, PATH is {program.env.get('PATH', '')}"
         reason, hint = mistake(name) or (
             f"{NO_COMMAND}, or not the interpreter or loader that it names",
-            f"check the name; inside, PATH is {program.env.get('PATH', '')}",
+            "check the path" if "/" in name else in_path,
         )
         return Verdict(Outcome.SETUP_FAILED, 127, f"{name}: {reason}", hint)
     reason = f"{name}: cannot be executed inside: {why}"
