@@ -9,6 +9,7 @@ import msgspec
 
 from stockade.cli.ui import output
 from stockade.cli.ui.argument_parser import Parser
+from stockade.errors import PolicyError
 from stockade.inside.lock_jobs import JOBS
 
 SECONDS, TASKS = 10.0, 50
@@ -17,6 +18,8 @@ SECONDS, TASKS = 10.0, 50
 def main(argv: list[str]) -> int:
     """Measure and print; return 0 if no job makes its neighbours wait."""
     options = build_parser().parse_args(argv)
+    if not options.seconds > 0 or options.tasks < 1:
+        raise PolicyError("--seconds and --tasks must be more than 0", hint="write --seconds 2 --tasks 10")
     from stockade.bench.neighbours import NeighbourCosts, measure
 
     found = measure(options.only or list(JOBS), options.seconds, options.tasks, output.say)

@@ -157,11 +157,14 @@ def _host(word: str, args: argparse.Namespace) -> list[Access]:
     target = word
     if "://" in word:
         url = urlsplit(word)
+        usual = "write udp://HOST:PORT" if url.scheme == "udp" else "write HOST:PORT"
+        if not url.hostname:
+            raise PolicyError(f"{word!r} names no host", hint=usual)
         try:
             port = url.port or PORTS.get(url.scheme, 0)
-        except ValueError as error:
-            raise PolicyError(f"{word!r}: {error}", hint="write HOST:PORT") from None
-        host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname or ""
+        except ValueError:
+            raise PolicyError(f"{word!r}: the port is not a number from 1 to 65535", hint=usual) from None
+        host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
         target = f"{host}:{port}" if port else host
         if url.scheme == "udp" and not port:
             raise PolicyError(f"{word!r} has no port", hint=f"write udp://{host}:123")

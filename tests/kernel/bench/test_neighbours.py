@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import stockade
-from stockade.bench import neighbours
+from stockade.bench import neighbours, neighbours_command
 from stockade.inside import lock_jobs
 from support.means import need_program
 
@@ -32,6 +32,12 @@ def test_a_job_runs_beside_its_neighbours_until_its_time_is_over() -> None:
     for one in (control, joins):
         assert one.starts > 0 and one.outcome == "timed-out"
         assert 0 < one.start <= one.longest_start and 0 < one.host <= one.longest_host
+
+
+@pytest.mark.parametrize("words", [["--seconds", "0"], ["--seconds", "nan"], ["--tasks", "0"]])
+def test_a_measurement_of_nothing_is_refused(words: list[str]) -> None:
+    with pytest.raises(stockade.PolicyError, match="more than 0"):
+        neighbours_command.main(words)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def test_a_word_that_is_nothing_gets_a_suggestion(home: Path, workspace: Path) -
     assert "./ptrce for a path, ptrce:443 for a host" in done.stderr
     assert explain(workspace, "--call", "no_such_call_at_all").returncode == 125
     assert "nothing to explain" in explain(workspace).stderr
+    assert "the port is not a number from 1 to 65535" in explain(workspace, "udp://h:p").stderr
 
 
 def test_the_policy_and_the_line_are_those_of_a_run(home: Path, workspace: Path) -> None:

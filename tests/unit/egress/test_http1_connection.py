@@ -74,6 +74,7 @@ def test_the_program_gets_100_from_here_and_the_server_is_asked_for_nothing() ->
     assert found.said.count(b"100 Continue") == 1 and b"expect" not in found.reached[0].lower()
     refused = talk(head("POST", more="Expect: something\r\nContent-Length: 5\r\n"))
     assert refused.said.startswith(b"HTTP/1.1 400") and refused.reached == [b""]
+    assert b"Stockade refused a request: its Expect is not 100-continue" in refused.said
     early = talk(expects, answer=ANSWER.replace(b"200 OK", b"417 No"))
     assert b"HTTP/1.1 417" in early.said
 

@@ -33,6 +33,8 @@ _HOP_BY_HOP = frozenset(
         b"expect",
     }
 )  # fmt: skip
+#: Why a request is refused whose Expect is not `100-continue`, over HTTP/1.1 and HTTP/2.
+OTHER_EXPECT = "its Expect is not 100-continue"
 #: What Connection may not name, because servers and intermediaries need it.
 _KEPT = frozenset({b"authorization", b"cookie", b"content-type", b"content-encoding"})
 
@@ -103,7 +105,7 @@ def decode_request(block: bytes, scheme: str, host: str, port: int) -> Http1Requ
         raise RequestRefusedError("OPTIONS *")
     expected = [value.lower() for name, value in written.fields if name == b"expect"]
     if expected not in ([], [b"100-continue"]):
-        raise RequestRefusedError("Expect")
+        raise RequestRefusedError(OTHER_EXPECT)
     dropped = _HOP_BY_HOP | (written.connection - _KEPT)
     body = CHUNKS if written.chunked else Body(written.length)
     fields = tuple((name, value) for name, value in written.fields if name not in dropped)

@@ -21,7 +21,7 @@ import h2.settings
 
 from stockade.egress.decoders.http_requests import RequestRefusedError
 from stockade.egress.termination.byte_stream import ByteStream, StreamError
-from stockade.egress.termination.http1_heads import ResponseRefusedError, refusal_text
+from stockade.egress.termination.http1_heads import OTHER_EXPECT, ResponseRefusedError, refusal_text
 from stockade.egress.termination.http2_frames import FrameRefusedError
 from stockade.egress.termination.http2_side import (
     CONNECTION_FIELDS,
@@ -234,7 +234,7 @@ class Http2Connection:
                 length = ((name, value),)
             elif name == b"expect":
                 if expects or value.lower() != b"100-continue":
-                    raise BadHeadError("Expect")
+                    raise BadHeadError(OTHER_EXPECT)
                 expects = True
             elif name in CONNECTION_FIELDS or (name == b"te" and value != b"trailers"):
                 raise BadHeadError("header of a connection")
