@@ -445,6 +445,7 @@ def _net(words: list[str] | None) -> list[str] | str | None:
         except NetRuleError as error:
             hint = error.hint.replace('net = "open"', "--net open").replace('net = "none"', "--net none")
             hint = hint.replace("write one rule for", "write --net once for")
+            hint = hint.replace("* for every", "'*' for every")
             raise PolicyError(f"--net {word or repr(word)}: {error.problem}", hint=hint) from None
         if word != "ask" and (near := closest(word, ("open", "none", "ask"))):
             hint = f"did you mean --net {near}? For a host of that name, write --net {word}:443"

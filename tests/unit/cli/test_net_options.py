@@ -44,6 +44,7 @@ def test_the_whole_network_or_none_are_single_words() -> None:
         (["https://a.example/x"], "--net https://a.example/x: a rule names a host", "write a.example:443"),
         (["*."], "--net *.: names no host after the *", "write *.example.com:443"),
         (["host"], "--net host: is not a rule", "write --net open"),
+        (["any"], "--net any: is not a rule", "write '*' for every public host, --net open for your whole"),
         (["opne"], "--net opne: is neither none nor open", "did you mean --net open?"),
         (["a.example,b.example"], "a name cannot contain ','", "write --net once for each host"),
         ([""], "--net '': is empty", "write a host"),
