@@ -262,6 +262,25 @@ def test_what_was_not_read_is_said(tmp_path: Path) -> None:
     assert "too many files" in found[f"{tmp_path}/CLAUDE.md"]
 
 
+def test_a_name_counts_once_in_files_side_by_side(tmp_path: Path) -> None:
+    """Every desktop entry repeats the types of files that it opens."""
+    entries = tmp_path / "home/.local/share/applications"
+    entries.mkdir(parents=True)
+    for number in range(30):
+        types = ";".join(f"application/x-{kind}" for kind in range(references.MOST_NAMES // 20))
+        (entries / f"{number}.desktop").write_text(f"[Desktop Entry]\nMimeType={types};\n")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    assert references.references(str(tree), [], str(tmp_path / "home")).unread == ()
+
+
+def test_the_last_word_of_a_long_file_counts(tmp_path: Path) -> None:
+    (tmp_path / ".vimrc").write_text(
+        "\n".join(f"set x{n}.y" for n in range(2_000)) + "\nsource tools/last.vim"
+    )
+    assert named(tmp_path).why(f"{tmp_path}/tools/last.vim", link=False)
+
+
 def test_pipes_devices_and_directories_in_their_place_are_passed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "CLAUDE.md")
     (tmp_path / "AGENTS.md").symlink_to("/dev/zero")

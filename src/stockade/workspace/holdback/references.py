@@ -29,8 +29,6 @@ from stockade.workspace.version_control.repositories import small
 
 #: Limits: bytes of one file and of all, number of files, depth of imports, number of names.
 LARGEST, MOST_BYTES, MOST_FILES, DEEPEST, MOST_NAMES = 1 << 20, 8 << 20, 1_000, 5, 10_000
-#: How many words of a file without a known format are taken for names.
-MOST_WORDS = 1_000
 #: How many directories to search, those nearest to the top first: some 20 µs for each.
 MOST_PLACES = 5_000
 
@@ -160,7 +158,7 @@ class _ReferenceReader:
 
     def leads(self, directories: Iterable[str]) -> Iterator[Lead]:
         pending = deque(self._sources(directories))
-        seen = set[str]()
+        seen, looked_up = set[str](), set[tuple[_Name, tuple[str, ...]]]()
         while pending:
             source = pending.popleft()
             if source.path in seen or (text := self._content(source.path)) is None:
@@ -168,6 +166,9 @@ class _ReferenceReader:
             seen.add(source.path)
             why = f"{self._shown(source.path)} names it: {source.why}"
             for name in KINDS[source.kind](text):
+                if (name, source.bases) in looked_up:
+                    continue
+                looked_up.add((name, source.bases))
                 self._names -= 1
                 if self._names < 0:
                     self.unread[source.path] = "it names too many files; the rest were not checked"
@@ -465,7 +466,7 @@ def _file_words(text: str) -> Iterator[_Name]:
     plain = _VARIABLE.sub("", _HOME.sub("~/", "\n".join(lines))).replace(":", " ")
     words = dict.fromkeys(_WORDS.findall(plain))
     likely = [word for word in words if "/" in word.strip("/") or "." in word.strip(".")]
-    yield from map(_Name, likely[:MOST_WORDS])
+    yield from map(_Name, likely)
 
 
 def _expressions(text: str) -> Iterator[_Name]:
