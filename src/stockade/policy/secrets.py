@@ -6,6 +6,7 @@ value that was written here by mistake is not repeated, errors about a source do
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -281,10 +282,23 @@ def _judged_instead(rule: NetRule, host: NetRule, ports: str) -> str:
 
 
 def rules_for(hosts: Iterable[str], net: Iterable[str]) -> list[str]:
-    """Return a rule that allows all requests to each of these hosts to which no rule allows some."""
+    """Return a rule that allows all requests to each of these hosts to which no rule allows some.
+
+    It is an error if a rule allows connections to such a host and port without a look at the requests.
+    """
     rules = [parse_rule(text) for text in net]
     wanted = dict.fromkeys(map(_host_rule, hosts))
-    return [one.text for one in wanted if not any(_covers(rule, one) for rule in rules)]
+    missing = [one for one in wanted if not any(_covers(rule, one) for rule in rules)]
+    for host, rule in itertools.product(missing, rules):
+        if rule.http is None and not rule.deny and covers_name(rule, host) and _has_ports(rule, host):
+            raise InvalidValueError(
+                "net",
+                rule.text,
+                f"--secret allows requests to {host.name}, and this rule allows connections to it that "
+                "Stockade does not look into",
+                "leave the rule out" if rule.name == host.name else "name the other hosts instead",
+            )
+    return [one.text for one in missing]
 
 
 def _covers(rule: NetRule, host: NetRule) -> bool:
@@ -294,5 +308,9 @@ def _covers(rule: NetRule, host: NetRule) -> bool:
         and not rule.deny
         and rule.http.scheme == host.http.scheme
         and covers_name(rule, host)
-        and not without(host.ports, rule.ports)
+        and _has_ports(rule, host)
     )
+
+
+def _has_ports(rule: NetRule, host: NetRule) -> bool:
+    return not without(host.ports, rule.ports)

@@ -126,6 +126,22 @@ def test_a_narrow_rule_for_requests_is_enough() -> None:
     assert rules_for(["api.example.com"], ()) == ["* https://api.example.com/**"]
 
 
+@pytest.mark.parametrize(
+    ("rule", "hint"),
+    [
+        ("api.example.com", "leave the rule out"),
+        ("udp://api.example.com:443", "leave the rule out"),
+        ("*.example.com", "name the other hosts instead"),
+        ("*", "name the other hosts instead"),
+    ],
+)
+def test_the_rule_that_a_secret_of_the_command_line_brings_beside_a_plain_one(rule: str, hint: str) -> None:
+    with pytest.raises(PolicyError, match=r"--secret allows requests to api\.example\.com") as caught:
+        rules_for(["api.example.com"], ["other.example", rule])
+    assert caught.value.hint == hint
+    assert rules_for(["api.example.com:8443"], [rule]) == ["* https://api.example.com:8443/**"]
+
+
 def test_the_short_form_knows_common_services() -> None:
     assert from_words(["KEY@api.example.com", "KEY@b.example"]) == {
         "KEY": {"from_env": "KEY", "hosts": ["api.example.com", "b.example"]}
