@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -24,6 +25,7 @@ class EndlessStream(ByteStream):
     reads = 0
 
     def read_now(self) -> bytes:
+        time.sleep(0.001)
         self.reads += 1
         assert self.reads < 100, "nothing else had a turn"
         return FRAME
@@ -41,16 +43,22 @@ async def frames(stream: ByteStream) -> None:
         await side.receive()
 
 
+async def chunks(stream: ByteStream) -> None:
+    """Pieces of one byte, all of which were read at once."""
+    while True:
+        stream.read_now()
+        await stream.write(b"x")
+
+
 async def between_requests(stream: ByteStream) -> None:
     async def dial() -> ByteStream:
         raise AssertionError
 
     route = Http2Upstream(dial, stream, Http1Upstream(dial, None, "a.test"), "a.test")
-    while await route.look():
-        await asyncio.sleep(0)
+    await route.look()
 
 
-@pytest.mark.parametrize("read", [pieces, frames, between_requests])
+@pytest.mark.parametrize("read", [pieces, frames, chunks, between_requests])
 def test_others_have_their_turn(read: Callable[[ByteStream], Awaitable[None]]) -> None:
     async def main() -> None:
         end, other = socket.socketpair()

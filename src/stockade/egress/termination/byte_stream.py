@@ -11,8 +11,8 @@ from stockade.egress.dialer import wait_readable, wait_writable, wake
 from stockade.egress.relay import reset
 
 READ_SIZE = 64 * 1024
-#: How many pieces of a stream are read before others have their turn.
-ROUNDS = 8
+#: For how long a stream is read and written without a wait before others have their turn, in seconds.
+_TURN_SECONDS = 0.002
 #: How long the other side may take to read what is written, in seconds.
 _WRITE_SECONDS = 600.0
 
@@ -26,7 +26,8 @@ class ByteStream:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
         self._loop, self._socket = loop, connection
-        self._pieces = 0
+        #: When others last had their turn.
+        self._turn = loop.time()
         #: Whether the other side may read on after it has ended its own direction.
         self.half_closes = True
         #: What is told how many bytes were written.
@@ -37,6 +38,7 @@ class ByteStream:
     async def wait(self) -> None:
         """Wait until something may have come."""
         await wait_readable(self._loop, self._socket)
+        self._turn = self._loop.time()
 
     async def wait_with(self, other: ByteStream) -> None:
         """Wait until something may have come on this stream or on the other one."""
@@ -49,6 +51,7 @@ class ByteStream:
         finally:
             for number in numbers:
                 self._loop.remove_reader(number)
+        self._turn = other._turn = self._loop.time()
 
     def read_now(self) -> bytes | None:
         """Return what has come; b"" at the end, None if nothing has come."""
@@ -60,13 +63,14 @@ class ByteStream:
             raise StreamError("reset") from error
 
     async def take_turns(self) -> None:
-        """Let others have their turn after some pieces: a peer that sends fast may always have one more."""
-        self._pieces = (self._pieces + 1) % ROUNDS
-        if not self._pieces:
+        """Let others have their turn, if they had none for a while: a fast peer is never waited for."""
+        if self._loop.time() - self._turn > _TURN_SECONDS:
             await asyncio.sleep(0)
+            self._turn = self._loop.time()
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of it; waits as long as the other side does not read."""
+        await self.take_turns()
         left = memoryview(data)
         self.before_write(len(left))
         while left:

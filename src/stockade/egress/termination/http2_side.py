@@ -68,9 +68,9 @@ class Http2Side:
         self, wait: Callable[[ByteStream], Awaitable[None]] = ByteStream.wait
     ) -> list[h2.events.Event] | None:
         """Return the next events; None at the end of the stream."""
+        await self.stream.take_turns()
         while (data := self.stream.read_now()) is None:
             await wait(self.stream)
-        await self.stream.take_turns()
         return self.take(data)
 
     def take(self, data: bytes) -> list[h2.events.Event] | None:

@@ -16,7 +16,7 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from stockade.egress.termination.byte_stream import ROUNDS, ByteStream, StreamError
+from stockade.egress.termination.byte_stream import ByteStream, StreamError
 from stockade.egress.termination.http1_heads import (
     NO_BODY,
     UNTIL_END,
@@ -67,13 +67,13 @@ class Http2Upstream:
         """Answer what the server asked meanwhile; return whether it takes another request."""
         side = self._side
         try:
-            for _ in range(ROUNDS):
-                if (data := side.stream.read_now()) is None:
-                    break
+            await side.flush()
+            while (data := side.stream.read_now()) is not None:
                 events = side.take(data)
                 if events is None or any(isinstance(one, _UNASKED) for one in events):
                     return False
-            await side.flush()
+                await side.flush()
+                await side.stream.take_turns()
         except (StreamError, *_WRONG):
             return False
         return not side.wants_no_more
