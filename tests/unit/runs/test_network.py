@@ -86,6 +86,12 @@ def test_what_no_rule_would_change_has_a_reason_and_no_option(reason: str) -> No
     assert found.hint == "" and found.reason and found.reason != reason
 
 
+def test_a_request_that_is_not_passed_on_is_told_from_a_connection_without_http() -> None:
+    words = "the server could misread it, and the response to the program says why"
+    assert denied(kind="request", reason="not HTTP").reason == words
+    assert denied(reason="not HTTP").reason == "it does not speak HTTP"
+
+
 def test_every_reason_with_words_of_its_own_is_one_of_the_records() -> None:
     assert set(REASON_TEXTS) | LOOKED_INTO | ALLOWED_BY_ADDRESS | FAILURES <= set(REASONS)
 

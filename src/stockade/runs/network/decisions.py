@@ -73,6 +73,8 @@ REASON_TEXTS = {
     "unreachable": "this machine has no route to {address}",
     "timed out": "{address} did not answer in time",
 }
+#: Why a request was refused that is no HTTP, or has parts that the egress process does not pass on.
+UNREADABLE_REQUEST = "the server could misread it, and the response to the program says why"
 
 
 class NetworkUse(NamedTuple):
@@ -195,6 +197,8 @@ def reason_text(one: Decision) -> str:
         return f"the sandbox has used up {clause}"
     if one.reason.endswith(" address"):
         return f"the name leads to the {one.reason} {one.address}"
+    if (one.kind, one.reason) == ("request", "not HTTP"):
+        return UNREADABLE_REQUEST
     text = REASON_TEXTS.get(one.reason)
     return one.reason if text is None else text.format(rule=one.rule, address=one.address or "the server")
 
