@@ -58,19 +58,29 @@ def pass_through(
     *,
     once: bool = False,
     pause: float = 0.0,
+    reads_last: bool = False,
 ) -> Passage:
     """Return what became of what a program sent; on each piece the server answers what `answer` returns.
 
-    With `once` it then ends its side. Between two pieces the program pauses.
+    With `once` it then ends its side. Between two pieces the program pauses. With `reads_last` it sends
+    everything before it reads.
     """
-    return asyncio.run(_Pipes(versions, answer, once, pause).talk(sent))
+    return asyncio.run(_Pipes(versions, answer, once, pause, reads_last).talk(sent))
 
 
 class _Pipes:
     def __init__(
-        self, versions: tuple[int, int], answer: Callable[[bytes], bytes], once: bool, pause: float
+        self,
+        versions: tuple[int, int],
+        answer: Callable[[bytes], bytes],
+        once: bool,
+        pause: float,
+        reads_last: bool,
     ) -> None:
         self._versions, self._answer, self._once, self._pause = versions, answer, once, pause
+        self._reads = asyncio.Event()
+        if not reads_last:
+            self._reads.set()
         self._reached: list[bytearray] = []
         self._said = bytearray()
         self._ends: list[socket.socket] = []
@@ -106,9 +116,11 @@ class _Pipes:
         for number, piece in enumerate(sent):
             await asyncio.sleep(self._pause if number else 0)
             await asyncio.get_running_loop().sock_sendall(program, piece)
+        self._reads.set()
         program.shutdown(socket.SHUT_WR)
 
     async def _receive(self, program: socket.socket) -> None:
+        await self._reads.wait()
         while data := await asyncio.get_running_loop().sock_recv(program, 65536):
             self._said.extend(data)
 

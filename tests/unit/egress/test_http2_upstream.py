@@ -22,6 +22,8 @@ def head(method: str = "GET", target: str = "/ok/x", more: str = "") -> bytes:
 class Server:
     """A server that answers each request once it has ended, and HTTP/1.1 with a WebSocket."""
 
+    answers = True
+
     def __init__(
         self, *, window: int = 65535, leaves: bool = False, length: bool = True, body: bytes = b"ok"
     ) -> None:
@@ -59,6 +61,8 @@ class Server:
         elif isinstance(event, h2.events.StreamEnded):
             fields, body, trailers = self._open.pop(event.stream_id)
             self.requests.append((fields, bytes(body), trailers))
+            if not self.answers:
+                return
             more = [(b"content-length", b"%d" % len(self._body))] if self._length else []
             self._http.send_headers(event.stream_id, [(b":status", b"200"), (b"x", b"y"), *more])
             self._http.send_data(event.stream_id, self._body, end_stream=self._length)
@@ -96,6 +100,29 @@ def test_a_long_body_waits_for_the_servers_window() -> None:
     body = bytes(range(256)) * 1000
     found = talk(server, head("POST", more=f"Content-Length: {len(body)}\r\n") + body)
     assert server.requests[0][1] == body and found.said.endswith(b"ok")
+
+
+def test_a_program_may_send_all_of_its_body_before_it_reads_a_long_response() -> None:
+    """What opens the window for its body comes behind the response, which nobody takes yet."""
+    server, left, size = Server(window=1000), [1 << 20], 1 << 20
+
+    def answer(data: bytes) -> bytes:
+        said = server.answer(data)
+        http = server._http
+        if server._open and left[0] == size:
+            http.send_headers(1, [(b":status", b"200"), (b"content-length", b"%d" % size)])
+        while server.requests or server._open:
+            room = min(http.local_flow_control_window(1), 16384, left[0])
+            if room <= 0:
+                break
+            left[0] -= room
+            http.send_data(1, b"x" * room, end_stream=not left[0])
+        return said + http.data_to_send()
+
+    server.answers = False
+    sent = head("POST", more=f"Content-Length: {size}\r\n") + bytes(size)
+    found = pass_through(ONE_TO_TWO, [sent], answer, reads_last=True)
+    assert len(server.requests[0][1]) == size and found.said.count(b"x") == size
 
 
 def test_a_response_without_a_length_comes_in_chunks_with_its_trailers() -> None:

@@ -130,14 +130,14 @@ class Http2ServerExchange:
         #: Bytes that the server's window lacks.
         self._unacknowledged = 0
         self._ended = False
-        #: Something came that may have opened the window for the request.
-        self._moved = asyncio.Event()
+        self._failure: StreamError | ResponseRefusedError | None = None
+        #: Whether one direction reads what the server sends, and what tells the other that something came.
+        self._reading, self._moved = False, asyncio.Event()
 
     async def send_data(self, data: bytes) -> None:
         """Send a piece of the request's body, as far as the server's window has room; wait for the rest."""
         http, sent = self._side.http, 0
         while sent < len(data):
-            self._moved.clear()
             try:
                 window = http.local_flow_control_window(self._number)
                 room = min(window, http.max_outbound_frame_size, len(data) - sent)
@@ -150,8 +150,8 @@ class Http2ServerExchange:
                 self._side.gate.earn(room)
                 await self._side.flush()
             else:
-                # The coroutine that waits for the response reads what opens the window.
-                await self._moved.wait()
+                # The program may not take the response before it has sent all.
+                await self._receive()
 
     async def send_end(self, rest: bytes, trailers: Fields) -> None:
         """Send the last piece of the request's body, and its trailers."""
@@ -199,19 +199,35 @@ class Http2ServerExchange:
             self._unacknowledged = 0
 
     async def _receive(self) -> None:
+        """Take what the server sends next; its windows bound what is held until the program takes it."""
+        if self._reading:
+            await self._moved.wait()
+            return
+        self._reading = True
+        self._moved.clear()
+        try:
+            if self._failure is None:
+                await self._read()
+        finally:
+            self._reading = False
+            self._moved.set()
+        if self._failure is not None:
+            raise self._failure
+        await self._side.flush()
+
+    async def _read(self) -> None:
         try:
             events = await self._side.receive(self._wait)
             if events is None:
                 raise StreamError("HTTP/2: ended")
             for event in events:
                 self._take(event)
+        except StreamError as error:
+            self._failure = error
         except _WRONG as error:
             # The words of the library may quote the server's, in which no secret was masked.
             ours = not isinstance(error, h2.exceptions.ProtocolError)
-            raise ResponseRefusedError(f"HTTP/2: {error if ours else type(error).__name__}") from None
-        finally:
-            self._moved.set()
-        await self._side.flush()
+            self._failure = ResponseRefusedError(f"HTTP/2: {error if ours else type(error).__name__}")
 
     def _take(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.ConnectionTerminated):
