@@ -220,6 +220,13 @@ class FailureRecorder:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            self._record(error)
+        except KeyboardInterrupt:  # a second Ctrl-C, before `_close` was reached
+            self._record(error)
+            raise
+
+    def _record(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, ReceiptError):
             self._account.failed(error)
 

@@ -48,12 +48,14 @@ class CtrlC:
         return self._line
 
 
-def interrupt_everywhere(state: Path, run: Callable[[str], object]) -> None:
+def interrupt_everywhere(
+    state: Path, run: Callable[[str], object], since: CodeType = runlog.line.__code__
+) -> None:
     """Interrupt runs before each line that records their end, then compare the receipts with the log."""
     for at in itertools.count(1):
         with (
             contextlib.suppress(KeyboardInterrupt),
-            CtrlC(at, runlog.line.__code__, lambda code: code.co_filename in RECORDING) as interruption,
+            CtrlC(at, since, lambda code: code.co_filename in RECORDING) as interruption,
         ):
             run(str(at))
         if interruption.left > 0:
@@ -76,6 +78,21 @@ def test_a_run_has_one_receipt_and_a_log_that_agrees(
     monkeypatch.setenv("STOCKADE_LOG", "full")
     with Sandbox(Policy(receipts=receipts)) as box:
         interrupt_everywhere(stockade_home, lambda at: box.run(["true", at], who={"action": at}))
+
+
+def test_a_run_that_one_ctrl_c_ends_has_one_also_after_another(
+    stockade_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: bytes) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("STOCKADE_LOG", "full")
+    with Sandbox() as box:
+        interrupt_everywhere(
+            stockade_home,
+            lambda at: box.run(["echo", at], who={"action": at}, on_stdout=interrupt),
+            account.FailureRecorder._record.__code__,
+        )
 
 
 def test_a_process_that_is_waited_for_or_closed_has_one_too(
