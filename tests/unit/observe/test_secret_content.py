@@ -154,6 +154,8 @@ def test_hostile_text_takes_no_longer(text: str) -> None:
 def test_a_text_as_windows_writes_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes("password = hunter2\r\n".encode("utf-16"))
     assert secret_in_file(str(tmp_path / "x"))[0]
+    (tmp_path / "x").write_bytes(SECRETS["PRIVATE KEY.txt"].encode("utf-16-le"))
+    assert secret_in_file(str(tmp_path / "x"))[0]
 
 
 @pytest.mark.parametrize("beginning", ["fe ed fe ed 00", "05 02 00 00 00", "30 82 04 bd 02 01 00 30"])

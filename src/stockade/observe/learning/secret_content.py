@@ -176,7 +176,8 @@ def _secret_in_bytes(data: bytes, name: str) -> str:
         text = data.decode("utf-16", "replace")
     elif BINARY_FORM.match(text) and name != "cacerts":  # Java's public certificates
         return "a private key or a key store"
-    return secret_in_text(text, name)
+    # UTF-16 without a mark at its beginning; of other binary files the keys with a form of their own count.
+    return secret_in_text(text, name) or ("\0" in text and _form(text.replace("\0", ""), FORMS)) or ""
 
 
 def _form(text: str, forms: dict[str, tuple[str, str]]) -> str:
