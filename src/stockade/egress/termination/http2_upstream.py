@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from http import HTTPStatus
 
 import h2.events
@@ -130,7 +131,8 @@ class Http2ServerExchange:
         #: Bytes that the server's window lacks.
         self._unacknowledged = 0
         self._ended = False
-        self._failure: StreamError | ResponseRefusedError | None = None
+        #: Raised in both directions, each time as a new one: it keeps the frames that it passes through.
+        self._failure: Callable[[], StreamError | ResponseRefusedError] | None = None
         #: Whether one direction reads what the server sends, and what tells the other that something came.
         self._reading, self._moved = False, asyncio.Event()
 
@@ -212,7 +214,7 @@ class Http2ServerExchange:
             self._reading = False
             self._moved.set()
         if self._failure is not None:
-            raise self._failure
+            raise self._failure()
         await self._side.flush()
 
     async def _read(self) -> None:
@@ -223,11 +225,12 @@ class Http2ServerExchange:
             for event in events:
                 self._take(event)
         except StreamError as error:
-            self._failure = error
+            self._failure = partial(StreamError, str(error))
         except _WRONG as error:
             # The words of the library may quote the server's, in which no secret was masked.
             ours = not isinstance(error, h2.exceptions.ProtocolError)
-            self._failure = ResponseRefusedError(f"HTTP/2: {error if ours else type(error).__name__}")
+            reason = str(error) if ours else type(error).__name__
+            self._failure = partial(ResponseRefusedError, f"HTTP/2: {reason}")
 
     def _take(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.ConnectionTerminated):
