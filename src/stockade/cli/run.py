@@ -87,7 +87,9 @@ def run(args: argparse.Namespace, commands: Callable[[], list[list[str]]], *, sh
         if args.json or args.json_fd is not None:
             _write_json(args, {"outcome": "cancelled", "ok": False, "exit_code": 130, "reason": "cancelled"})
         elif not args.quiet:
-            output.say("cancelled")
+            # Also by a second Ctrl-C, while the first one ends the run: nothing has reported the changes yet.
+            kept = "" if args.on_exit == "discard" else "; `stockade workspaces` lists changes that were kept"
+            output.say(f"cancelled{kept}")
         return 130
     except BrokenPipeError:
         raise

@@ -62,7 +62,7 @@ def test_a_signal_cancels_the_run_and_nothing_is_left(workspace: Path, number: s
     with running(workspace) as (process, mark):
         process.send_signal(number)
         _, said = process.communicate(timeout=30)
-        assert process.returncode == 130
+        assert process.returncode == 130, said
         assert said == b"stockade: cancelled: ended because the caller cancelled it\n"
         assert left(mark) == []
 
@@ -73,6 +73,26 @@ def test_when_it_is_killed_nothing_is_left(workspace: Path) -> None:
         process.kill()
         process.wait()
         assert left(mark) == []
+
+
+@pytest.mark.parametrize("options", [(), ("--discard",)])
+def test_a_second_ctrl_c_does_not_wait_and_names_where_changes_are(
+    workspace: Path, stockade_home: Path, options: tuple[str, ...]
+) -> None:
+    command = [STOCKADE, "run", *options, "--", "sh", "-c"]
+    inner = "trap 'echo ending' TERM; echo y > made; echo started; while :; do sleep 0.1; done"
+    with subprocess.Popen(
+        [*command, inner], cwd=workspace, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        for word in (b"started\n", b"ending\n"):
+            assert process.stdout.readline() == word
+            process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    kept = list((stockade_home / "workspaces").iterdir())
+    where = b"; `stockade workspaces` lists changes that were kept"
+    assert (said.endswith(where + b"\n"), len(kept)) == ((False, 0) if options else (True, 1))
 
 
 def test_a_cancelled_quiet_run_says_nothing(workspace: Path) -> None:
