@@ -74,7 +74,6 @@ FOR_ORDINARY_USERS = (
     "tests/kernel/cli/test_startup.py",
     "tests/kernel/cli/test_workspace_choice.py",
     "tests/kernel/gate/test_build.py",
-    "tests/kernel/gate/test_gate_decoder.py",
     "tests/kernel/integrations",
     "tests/kernel/loop",
     "tests/kernel/sandbox/test_both_faces.py",

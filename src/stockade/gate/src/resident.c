@@ -139,6 +139,7 @@ static int join_network(struct resident *resident, int namespace)
 static int limit_memberships(void)
 {
 	static const char path[] = "/proc/sys/net/ipv4/igmp_max_memberships", wanted[] = {'0' + MOST_MEMBERSHIPS, '\n'};
+	_Static_assert(MOST_MEMBERSHIPS < 10, "one digit is written");
 	char found[sizeof wanted + 1] = "";
 	owned_fd file = open(path, O_RDWR | O_CLOEXEC);
 	if (file < 0 || write(file, wanted, sizeof wanted) != sizeof wanted)
