@@ -705,6 +705,8 @@ def report_end(result: Result, *, quiet: bool, why: str = "") -> None:
     elif result.outcome == "exited":
         if result.hint and not quiet:
             output.say(f"hint: {result.hint}")
+    elif result.outcome == "setup-failed":
+        output.error(result.reason, hint=result.hint)
     else:
         output.error(f"{result.outcome}: {result.reason}", hint=result.hint)
 

@@ -136,7 +136,7 @@ MISTAKES: dict[str, tuple[Prepare, str, str, str]] = {
     ),
     "a command that is not there": (
         typed("run", "--", "pyhton3"),
-        "pyhton3", "there is no such command inside", "check its name, or install it",
+        "error: pyhton3:", "there is no such command inside", "check its name, or install it",
     ),
     "a command in one word": (
         typed("run", "--", "ls -l"), "ls -l", "one word with spaces", "stockade run -- ls -l;",
