@@ -13,19 +13,52 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping
 
+from stockade.host import bubblewrap
 from stockade.host.capabilities import Probe
 
 
 def find() -> dict[str, Probe]:
     """Try every other way now, and return the results by name."""
     means: dict[str, Callable[[], Probe]] = {
+        "bwrap.links": bwrap_links,
         "runsc": runsc,
         "container": lambda: container(os.environ),
         "kvm": kvm,
     }
     return {name: mean() for name, mean in means.items()}
+
+
+def bwrap_links() -> Probe:
+    """Try whether bubblewrap makes directories of the host through a link (CVE-2026-87766).
+
+    Distributions repair it under old version numbers, so only a try tells. Stockade gives bubblewrap no
+    destination below a tree of the host, so its own runs do not depend on the answer.
+    """
+    path = next(iter(bubblewrap.candidates(os.environ)), "")
+    if not path:
+        return Probe(ok=False, reason=bubblewrap.NOT_FOUND, fix="apt install bubblewrap")
+    with tempfile.TemporaryDirectory(prefix="stockade-probe-") as place:
+        tree, victim = f"{place}/tree", f"{place}/victim"
+        os.mkdir(tree)
+        os.mkdir(victim)
+        os.symlink(f"/oldroot{victim}", f"{tree}/link")
+        flags = ["--unshare-user", "--ro-bind", "/", "/", "--bind", tree, "/mnt", "--dir"]
+        code, output = run([path, *flags, "/mnt/made", "true"], seconds=bubblewrap.SECONDS)
+        if code:
+            return Probe(ok=False, reason=f"{path} fails: {output or code}", fix="allow user namespaces")
+        run([path, *flags, "/mnt/link/made", "true"], seconds=bubblewrap.SECONDS)
+        if not os.listdir(victim):
+            return Probe(ok=True, detail=f"{path} makes nothing through a link")
+    return Probe(
+        ok=False,
+        detail=path,
+        reason=f"{path} makes directories of the host through a link (CVE-2026-87766); Stockade gives it no "
+        "destination where it could",
+        fix="for your own use of bwrap, update bubblewrap",
+    )
 
 
 def runsc() -> Probe:

@@ -204,7 +204,9 @@ def test_a_link_that_is_swapped_in_makes_bubblewrap_change_the_host(
     nested = ["--bind", str(workspace), "/w", "--bind", str(workspace), "/w/x/.git", "--dir", "/w/x/made"]
     command = [bubblewraps.program(version), "--unshare-user", "--ro-bind", "/usr", "/usr", *nested, "true"]
     subprocess.run(command, capture_output=True, check=False)
-    assert set(os.listdir(victim)) == {".git", "made"}
+    made = set(os.listdir(victim))
+    applies(bool(made) or version == NEW, "this bubblewrap of the distribution is repaired")
+    assert made == {".git", "made"}
 
 
 @pytest.mark.parametrize(("version", "mode"), [(OLD, "rw"), (NEW, "rw"), (NEW, "overlay")])

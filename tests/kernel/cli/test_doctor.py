@@ -66,7 +66,7 @@ def test_json_says_everything() -> None:
     for offer in told["backends"]["native"].values():
         assert offer["mechanism"] if offer["available"] else offer["reason"] and offer["fix"]
     assert told["host"]["landlock"] == host.host().landlock
-    assert set(told["means"]) == {"runsc", "container", "kvm"}
+    assert set(told["means"]) == {"bwrap.links", "runsc", "container", "kvm"}
 
 
 def test_every_control_is_shown_by_every_backend(on: Pretend, capsys: pytest.CaptureFixture[str]) -> None:

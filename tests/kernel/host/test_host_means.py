@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from stockade.host import Probe, engines
+from support import bubblewraps
+from support.means import applies
 
 
 def program(directory: Path, name: str, script: str) -> None:
@@ -35,6 +37,25 @@ def test_runsc_is_believed_only_after_a_run(path: Path) -> None:
     program(path, "runsc", "echo 'cannot set up sandbox' >&2; exit 128\n")
     found = engines.runsc()
     assert not found.ok and "cannot set up sandbox" in found.reason and found.fix
+
+
+@pytest.mark.parametrize("version", [bubblewraps.OLD, bubblewraps.NEW])
+def test_whether_bubblewrap_follows_links_is_tried(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bubblewraps.use(bubblewraps.program(version), monkeypatch)
+    found = engines.bwrap_links()
+    applies(not found.ok or version == bubblewraps.NEW, "this bubblewrap of the distribution is repaired")
+    assert not found.ok and "CVE-2026-87766" in found.reason
+
+
+def test_a_bubblewrap_that_follows_no_links_is_told_from_one_that_does_not_work(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bubblewraps.use(path / "bwrap", monkeypatch)
+    program(path, "bwrap", 'case "$*" in */link/*) echo "refused" >&2; exit 1;; esac\n')
+    assert engines.bwrap_links().ok
+    program(path, "bwrap", "echo 'no user namespaces' >&2; exit 1\n")
+    found = engines.bwrap_links()
+    assert not found.ok and "no user namespaces" in found.reason
 
 
 def test_a_helper_that_hangs_is_ended_with_its_children(path: Path) -> None:
@@ -113,6 +134,6 @@ def test_what_is_missing_for_a_boot_is_named(
 
 def test_everything_is_looked_for() -> None:
     found = engines.find()
-    assert list(found) == ["runsc", "container", "kvm"]
+    assert list(found) == ["bwrap.links", "runsc", "container", "kvm"]
     for name, mean in found.items():
         assert mean.ok or (mean.reason and mean.fix), name
