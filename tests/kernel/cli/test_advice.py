@@ -138,7 +138,7 @@ class TestSuggestions:
     def test_of_the_network(self, call: Call) -> None:
         done = call("run", "--net", "any", "--", "true")
         assert done.returncode == 125 and "--net any: " in done.stderr
-        assert "write --net open" in done.stderr
+        assert "write '*' for every public host, --net open" in done.stderr
 
     def test_of_the_mode(self, workspace: Path, call: Call) -> None:
         (workspace / ".env").touch()

@@ -280,10 +280,12 @@ def test_if_the_egress_process_ends_connections_are_refused_and_the_result_says_
     found = library(
         internet,
         """
-import os, signal
+import os, select, signal
 with stockade.Sandbox(POLICY) as box:
     before = box.run(fetch("https://api.good.example/"))
-    signal.pidfd_send_signal(box._box.egress.process.pidfd, signal.SIGKILL)
+    egress = box._box.egress.process.pidfd
+    signal.pidfd_send_signal(egress, signal.SIGKILL)
+    select.select([egress], [], [])
     after = box.run(["python3", "-c", '''
 import socket, errno
 for address in ("198.18.0.1", "203.0.113.9", "127.0.0.1"):
