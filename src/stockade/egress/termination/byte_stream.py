@@ -30,7 +30,7 @@ class ByteStream:
         self._turn = loop.time()
         #: Whether the other side may read on after it has ended its own direction.
         self.half_closes = True
-        #: What is told how many bytes were written.
+        #: Called with the number of bytes that were written.
         self.on_written: Callable[[int], None] = lambda _: None
         #: What may refuse to write so many bytes, by raising StreamError.
         self.before_write: Callable[[int], None] = lambda _: None

@@ -229,7 +229,7 @@ class Http1Connection:
             if response.head.status >= 200 or response.upgrades:
                 return await self._pass_final(request, exchange, server, response)
             head = exchange.response_head(response.head)
-            # Whoever waits for 100 has got it here already. HTTP/1.0 knows no interim responses.
+            # The egress has answered a program that waits for 100. HTTP/1.0 knows no interim responses.
             if request.minor and head.status != 100:
                 words = exchange.response_words(response.words)
                 response = response._replace(words=words)

@@ -42,7 +42,7 @@ class Http1Server:
         self.used = False
 
     def is_quiet(self) -> bool:
-        """Whether it is open, and nothing came on it that nobody asked for."""
+        """Whether it is open, and the server has sent nothing unasked."""
         try:
             self.reader.look()
         except StreamError:

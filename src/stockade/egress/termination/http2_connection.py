@@ -352,7 +352,7 @@ class Http2Connection:
             self._refuse_response(stream, error)
             return
         if status == 100:
-            # Whoever waits for it has got it here already.
+            # The egress has answered a program that waits for it.
             return
         stream.answered = status >= 200
         self._down.http.send_headers(stream.down, [(b":status", b"%d" % head.status), *head.fields])

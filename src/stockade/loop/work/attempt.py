@@ -267,7 +267,7 @@ class AttemptWork:
         return max(score, float("-inf"))  # never NaN
 
     def finish(self, outcome: AttemptOutcome, reason: str, feedback: str = "", error: str = "") -> None:
-        """Record and tell how the attempt ended, and remove what nobody will read any more.
+        """Record and report how the attempt ended, and remove what no later step reads.
 
         The next agent reads `reason` and `feedback`; `error` is for the user alone.
         """
